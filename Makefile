@@ -1,0 +1,60 @@
+# What a person does with this repository; `make` alone lists it. Every target sets up the environment by itself.
+# Choices count on the command line only (`make setup CUDA=13`): an environment variable CUDA means something else on
+# many clusters. A choice once made holds for the environment until another is made.
+
+VENV := .venv
+CUDA :=
+MPI :=
+PYTHON :=
+TORCH :=
+WHEELS :=
+
+BIN := $(VENV)/bin
+SHELL_FILES := .ci/run $(wildcard tools/*.sh slurm/*.sbatch slurm/*.sh)
+SETUP := PYTHON="$(PYTHON)" tools/setup.sh --venv "$(VENV)" $(if $(CUDA),--cuda "$(CUDA)") $(if $(MPI),--mpi "$(MPI)") \
+    $(if $(TORCH),--torch "$(TORCH)")
+
+.PHONY: help setup wheels demo test test-unit test-parallel lint format type bench clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r target what; do \
+	    printf '  make %-14s %s\n' "$$target" "$$what"; done
+
+setup: ## the environment in VENV=.venv; CUDA=cpu|12|13 MPI=system|pypi PYTHON= TORCH=existing WHEELS=dir (offline)
+	@$(SETUP) $(if $(WHEELS),--wheels "$(WHEELS)")
+
+wheels: ## download into WHEELS=dir what `make setup WHEELS=dir` needs on a machine without a network
+	@$(SETUP) --fill "$(or $(WHEELS),wheels)"
+
+demo: setup ## train on real digit images on two ranks, to 97 % and more
+	@test -d data/digits/val || $(BIN)/python -m hvdbs.data digits --out data/digits
+	@$(BIN)/python tools/demo.py
+
+test: setup ## all tests: unit, inside ranks (np 1 to 4), and those that start jobs
+	@$(BIN)/python tools/run_tests.py
+
+test-unit: setup ## the tests that need one process, no Horovod
+	@$(BIN)/python tools/run_tests.py --only unit
+
+test-parallel: setup ## the tests inside ranks: np 1 to 4 with MPI, np 2 with Gloo
+	@$(BIN)/python tools/run_tests.py --only parallel
+
+lint: setup ## ruff (rules and format), shellcheck
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/shellcheck $(SHELL_FILES)
+
+format: setup ## put the source into ruff's format
+	@$(BIN)/ruff check --fix --select I .
+	@$(BIN)/ruff format .
+
+type: setup ## mypy, strict on hvdbs
+	@$(BIN)/mypy
+
+bench: setup ## the benchmarks, see benchmarks/README.md
+	@test -d benchmarks || { echo "make bench: there is no benchmarks/ yet" >&2; exit 1; }
+	@$(BIN)/python -m benchmarks
+
+clean: ## remove what tools left; the environment, data/, runs/ and the cached wheels stay
+	@rm -rf build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	@find hvdbs tests tools benchmarks -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
