@@ -1,0 +1,424 @@
+"""A run is defined by its Config alone: typed frozen dataclasses, read from YAML and the command line.
+
+A packaged recipe is named without a path (``--config digits``); any field is overridden by its dotted name
+(``--schedule.lr 0.1``). Where a run writes (``--out``) and what it resumes (``--resume``) are not part of the config.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
+
+from hvdbs.errors import HvdbsError, refusal, suggestion
+from hvdbs.schedule import ScheduleConfig
+
+RECIPES = Path(__file__).parent / "recipes"
+
+
+class _Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of examples."""
+
+
+@dataclass(frozen=True)
+class AugmentConfig:
+    """What happens to a training image; drawn from (seed, epoch, sample index).
+
+    Args:
+        crop: random_resized (area and aspect ratio drawn, Inception style) or none (whole image, resized).
+        scale: range of the crop's area as a share of the image.
+        ratio: range of the crop's width over height.
+        flip: mirror half of the images left to right.
+    """
+
+    crop: Literal["random_resized", "none"] = "random_resized"
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (0.75, 4 / 3)
+    flip: bool = True
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """Where samples come from.
+
+    Args:
+        kind: images (a folder train/<class>/*, val/<class>/*) or synthetic (made from the seed, no files).
+        root: the image folder.
+        backend: who decodes. auto takes DALI where it is installed, else Pillow.
+        decode: where DALI decodes JPEGs: cpu, or mixed (CPU and GPU).
+        exif: ignore or apply the orientation tag of photographs.
+        image_size: height and width of what the model sees, in pixels.
+        resize: length of a validation image's shorter side before its centre crop, in pixels.
+        augment: what happens to a training image.
+        mean: per-channel mean that is subtracted, in units of pixel value / 255.
+        std: per-channel deviation that is divided by, in units of pixel value / 255.
+        index_dir: where the file list is kept; by default beside the data, or in a cache folder if that is read-only.
+        threads: decoding threads of one rank; by default its share of the node's cores.
+        read_ahead: micro-batches that are read and decoded before the model asks for them.
+        train_samples: expected size of the training set, checked against the data; lets plan work without the data.
+        val_samples: expected size of the validation set, likewise.
+    """
+
+    kind: Literal["images", "synthetic"] = "images"
+    root: str | None = None
+    backend: Literal["auto", "dali", "pillow"] = "auto"
+    decode: Literal["cpu", "mixed"] = "cpu"
+    exif: Literal["ignore", "apply"] = "ignore"
+    image_size: int = 224
+    resize: int = 256
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    index_dir: str | None = None
+    threads: int | None = None
+    read_ahead: int = 3
+    train_samples: int | None = None
+    val_samples: int | None = None
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The network.
+
+    Args:
+        name: resnet8 or resnet20 (for small images), any torchvision classification model, or a timm name.
+        classes: outputs K; by default as many as the data has classes.
+        width: channels of the first stage (resnet8, resnet20).
+        dropout: drop probability before the classifier (resnet8, resnet20).
+        zero_init_last_gamma: start the last batch norm of each residual block at 0.
+        channels_last: memory layout of the convolutions.
+    """
+
+    name: str = "resnet50"
+    classes: int | None = None
+    width: int = 16
+    dropout: float = 0.0
+    zero_init_last_gamma: bool = False
+    channels_last: bool = False
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """SGD as in torch.optim; lr and weight decay come from the schedule alone.
+
+    Args:
+        momentum: heavy-ball coefficient.
+        nesterov: Nesterov's form of momentum.
+        decay_norm_and_bias: also decay biases and the scales and shifts of norm layers.
+        clip_norm: largest 2-norm of the whole gradient; none for no clipping.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    decay_norm_and_bias: bool = False
+    clip_norm: float | None = None
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Cross entropy.
+
+    Args:
+        label_smoothing: share of the target spread evenly over all classes.
+    """
+
+    label_smoothing: float = 0.0
+
+
+@dataclass(frozen=True)
+class CommunicationConfig:
+    """How gradients are summed over ranks.
+
+    Args:
+        bucket_bytes: size of one flat gradient bucket, in bytes; its allreduce starts when its last gradient is final.
+    """
+
+    bucket_bytes: int = 25 * 2**20
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """When and how the validation set is scored; it always is at the end.
+
+    Args:
+        every_epochs: epochs between evaluations; 0 for the end alone.
+        micro_batch: samples in one forward on one rank; by default that of training.
+    """
+
+    every_epochs: float = 1.0
+    micro_batch: int | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When the state is saved; always when the run stops early, and at its end.
+
+    Args:
+        every_samples: samples between checkpoints; 0 for never.
+        every_minutes: minutes between checkpoints; 0 for never.
+        keep_last: how many of the newest are kept.
+        keep_best: also keep the one with the best top-1 score.
+    """
+
+    every_samples: int = 0
+    every_minutes: float = 30.0
+    keep_last: int = 2
+    keep_best: bool = True
+
+
+@dataclass(frozen=True)
+class LoggingConfig:
+    """What is written while a run goes on.
+
+    Args:
+        every_steps: updates between rows of steps.csv.
+        line_seconds: seconds between progress lines where there is no terminal.
+        tensorboard: also write tensorboard event files.
+    """
+
+    every_steps: int = 10
+    line_seconds: float = 10.0
+    tensorboard: bool = True
+
+
+@dataclass(frozen=True)
+class Config:
+    """One run.
+
+    Args:
+        seed: of everything random: order, augmentation, initial weights, dropout.
+        micro_batch: samples in one forward and backward on one rank; what batch norm sees.
+        dtype: of parameters, gradients and inputs.
+        device: auto takes a GPU where there is one.
+        deterministic: only kernels that give the same bits every time.
+        threads: CPU threads of one rank's tensor operations; by default its share of the node's cores.
+        data: where samples come from.
+        model: the network.
+        loss: what is minimised.
+        optimizer: how the weights move.
+        schedule: how global batch, lr and weight decay change.
+        communication: how gradients are summed over ranks.
+        evaluation: when the validation set is scored.
+        checkpoint: when the state is saved.
+        logging: what is written meanwhile.
+    """
+
+    seed: int = 0
+    micro_batch: int = 32
+    dtype: Literal["float32", "float64"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    deterministic: bool = True
+    threads: int | None = None
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    communication: CommunicationConfig = field(default_factory=CommunicationConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+
+# What may change between a run and its resumption without changing what is trained.
+_FREE = (
+    "device",
+    "threads",
+    "data.root",
+    "data.index_dir",
+    "data.threads",
+    "data.read_ahead",
+    "communication",
+    "evaluation",
+    "checkpoint",
+    "logging",
+)
+
+
+def flatten(config: Config) -> dict[str, Any]:
+    """Every field by its dotted name, as plain data."""
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+        if isinstance(value, dict):
+            for key, item in value.items():
+                yield from walk(f"{prefix}.{key}" if prefix else key, item)
+        else:
+            yield prefix, value
+
+    return dict(walk("", to_dict(config)))
+
+
+def training_fields(config: Config) -> dict[str, Any]:
+    """The fields that define what is trained: all but paths, threads, and what is only watched or saved."""
+    free = tuple(f"{name}." for name in _FREE)
+    return {name: value for name, value in flatten(config).items() if not f"{name}.".startswith(free)}
+
+
+def digest(config: Config) -> str:
+    """sha256 over the training fields: equal digests promise the same training."""
+    text = json.dumps(training_fields(config), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def to_dict(config: Config) -> dict[str, Any]:
+    """The config as plain lists and mappings, as YAML holds it."""
+    plain: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return plain
+
+
+def to_yaml(config: Config) -> str:
+    return yaml.safe_dump(to_dict(config), sort_keys=False)
+
+
+def recipe_path(name: str) -> Path:
+    """The file of a config given as a path or as the name of a packaged recipe. Raises HvdbsError if neither exists."""
+    if os.sep in name or name.endswith((".yaml", ".yml")):
+        path = Path(name)
+        if not path.is_file():
+            raise refusal("--config", name, "is not a file", f"packaged recipes: {', '.join(recipes())}")
+        return path
+    path = RECIPES / f"{name}.yaml"
+    if not path.is_file():
+        raise refusal("--config", name, "is neither a file nor a packaged recipe", suggestion(name, recipes()))
+    return path
+
+
+def recipes() -> list[str]:
+    """Names of the packaged recipes."""
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def parser(prog: str, description: str, examples: str) -> ArgumentParser:
+    """A command line with ``--config`` and every field of Config; entries add their own arguments to it."""
+    result = ArgumentParser(
+        prog=prog, description=description, epilog=examples, exit_on_error=False, formatter_class=_Help
+    )
+    result.add_argument("--config", metavar="FILE|RECIPE", help=f"YAML file, or one of: {', '.join(recipes())}")
+    result.add_argument("--print_config", action="store_true", help="print every field as YAML and exit")
+    result.add_class_arguments(Config)
+    return result
+
+
+def parse(command: ArgumentParser, argv: Sequence[str] | None = None) -> tuple[Config, Namespace]:
+    """The Config and the remaining arguments of a command line. Raises HvdbsError, one line, for what it cannot read.
+
+    The file given by ``--config`` is read first, then the other arguments override its fields one by one.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    show = "--print_config" in arguments  # jsonargparse has one of its own, which knows nothing of packaged recipes
+    arguments = [word for word in arguments if word != "--print_config"]
+    try:
+        base = _read_file(command, arguments)
+        space = command.parse_args(arguments, namespace=base)
+        built = command.instantiate(space)
+    except ArgumentError as error:
+        raise HvdbsError(_readable(str(error), command)) from None
+    fields = {name: built.pop(name) for name in Config.__dataclass_fields__}
+    config = Config(**fields)
+    check(config)
+    del built.print_config
+    if show:
+        sys.stdout.write(to_yaml(config))
+        raise SystemExit(0)
+    return config, built
+
+
+def _read_file(command: ArgumentParser, arguments: list[str]) -> Namespace | None:
+    name = None
+    for at, word in enumerate(arguments):
+        if word == "--config" and at + 1 < len(arguments):
+            name = arguments[at + 1]
+        elif word.startswith("--config="):
+            name = word.removeprefix("--config=")
+    if name is None:
+        return None
+    path = recipe_path(name)
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+        raise HvdbsError(f"--config: {path} cannot be read as YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise refusal("--config", path, f"holds {type(data).__name__}, not a mapping of fields")
+    space: Namespace = command.parse_object(data, defaults=False)
+    return space
+
+
+def _readable(text: str, command: ArgumentParser) -> str:
+    """jsonargparse's message in one line, with the closest field for an unknown one."""
+    known = [dest for action in command._actions if (dest := action.dest)]
+    words = text.replace("'", " ").replace('"', " ").replace(":", " ").split()
+    if "unrecognized arguments" in text:
+        option = text.split("unrecognized arguments:")[1].split()[0].lstrip("-").split("=")[0]
+        return f"--{option}: no such option; {suggestion(option, known)}"
+    if "not accept" in text:  # "Option 'x' is not accepted", "Group 'g' does not accept option 'x'"
+        group = f"{words[words.index('Group') + 1]}." if "Group" in words else ""
+        option = words[-1] if "Group" in words else words[words.index("Option") + 1]
+        if "class_path" in text:
+            return text
+        return f"{group}{option}: no such field; {suggestion(group + option, known)}"
+    return text
+
+
+def check(config: Config) -> None:
+    """Rules between fields that need no data. Raises HvdbsError at the first one broken."""
+    at_least_one = {
+        "micro_batch": config.micro_batch,
+        "threads": config.threads,
+        "data.image_size": config.data.image_size,
+        "data.resize": config.data.resize,
+        "data.threads": config.data.threads,
+        "data.read_ahead": config.data.read_ahead,
+        "data.train_samples": config.data.train_samples,
+        "data.val_samples": config.data.val_samples,
+        "model.classes": config.model.classes,
+        "model.width": config.model.width,
+        "communication.bucket_bytes": config.communication.bucket_bytes,
+        "evaluation.micro_batch": config.evaluation.micro_batch,
+        "checkpoint.keep_last": config.checkpoint.keep_last,
+        "logging.every_steps": config.logging.every_steps,
+    }
+    for name, value in at_least_one.items():
+        if value is not None and value < 1:
+            raise refusal(name, value, "must be at least 1")
+    at_least_zero: dict[str, float] = {
+        "evaluation.every_epochs": config.evaluation.every_epochs,
+        "checkpoint.every_samples": config.checkpoint.every_samples,
+        "checkpoint.every_minutes": config.checkpoint.every_minutes,
+        "logging.line_seconds": config.logging.line_seconds,
+    }
+    for name, number in at_least_zero.items():
+        if not number >= 0:
+            raise refusal(name, number, "must be at least 0")
+    below_one = {
+        "optimizer.momentum": config.optimizer.momentum,
+        "loss.label_smoothing": config.loss.label_smoothing,
+        "model.dropout": config.model.dropout,
+    }
+    for name, share in below_one.items():
+        if not 0 <= share < 1:
+            raise refusal(name, share, "must lie in [0, 1)")
+    if not 0 <= config.seed < 2**63:
+        raise refusal("seed", config.seed, "must lie in [0, 2^63)")
+    if config.optimizer.nesterov and config.optimizer.momentum == 0:
+        raise refusal("optimizer.nesterov", True, "needs momentum", "optimizer.momentum: 0.9")
+    clip = config.optimizer.clip_norm
+    if clip is not None and not clip > 0:
+        raise refusal("optimizer.clip_norm", clip, "must be positive", "null switches clipping off")
+    if config.data.resize < config.data.image_size:
+        raise refusal("data.resize", config.data.resize, f"must be at least data.image_size {config.data.image_size}")
+    for name, (low, high) in {"scale": config.data.augment.scale, "ratio": config.data.augment.ratio}.items():
+        if not 0 < low <= high or (name == "scale" and high > 1):
+            top = " and end at 1 at most" if name == "scale" else ""
+            raise refusal(f"data.augment.{name}", [low, high], f"must increase from above 0{top}")
+    if any(not value > 0 for value in config.data.std):
+        raise refusal("data.std", list(config.data.std), "must be positive")

@@ -1,0 +1,30 @@
+"""How far a run has come: the replicated state that every policy reads and nothing else keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Progress:
+    """``step`` optimizer updates made from ``samples_seen`` training samples over all ranks.
+
+    The same on every rank, at every world_size. ``samples_seen`` is the only clock: it is also the position in the
+    sample stream of the next window's first sample.
+    """
+
+    step: int = 0
+    samples_seen: int = 0
+
+    def after(self, global_batch: int) -> Progress:
+        """The state once one window of ``global_batch`` samples has been applied."""
+        return Progress(self.step + 1, self.samples_seen + global_batch)
+
+
+def crossed(period: int, before: int, after: int) -> bool:
+    """Whether a multiple of ``period`` lies in (``before``, ``after``], all in samples. Period 0 never is due.
+
+    How things that repeat (an evaluation, a checkpoint) are due at a window boundary: a pure function of the clock, so
+    a resumed run does them where the undisturbed one does.
+    """
+    return period > 0 and after // period > before // period
