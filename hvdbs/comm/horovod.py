@@ -1,0 +1,104 @@
+"""Ranks of a job under Horovod. The only module that imports it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import NoReturn
+
+import torch
+
+# Before Horovod starts: its core would otherwise regroup small tensors by when they happen to arrive, which changes the
+# order of summation from run to run. The buckets of gradients.py are the only grouping.
+os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
+
+import horovod.torch as hvd
+from horovod.common.exceptions import HorovodInternalError
+
+from hvdbs.comm import PeerFailure
+
+_PART_BYTES = 2**30  # MPI counts in C ints
+
+
+@contextmanager
+def _peers() -> Iterator[None]:
+    """What Horovod raises once a rank is gone, as PeerFailure."""
+    try:
+        yield
+    except HorovodInternalError as error:
+        raise PeerFailure(str(error)) from None
+    except ValueError as error:  # raised at the next call once the core has been shut down by a failing peer
+        if "shut down" in str(error):
+            raise PeerFailure(str(error)) from None
+        raise
+
+
+class _Sum:
+    def __init__(self, handle: int) -> None:
+        self._handle = handle
+
+    def wait(self) -> None:
+        with _peers():
+            hvd.synchronize(self._handle)
+
+
+class Horovod:
+    """All ranks that the launcher started."""
+
+    def __init__(self) -> None:
+        hvd.init()
+        self.rank: int = hvd.rank()
+        self.world_size: int = hvd.size()
+        self.local_rank: int = hvd.local_rank()
+        self.local_size: int = hvd.local_size()
+        if hvd.nccl_built() and torch.cuda.is_available():
+            self.backend = "horovod-nccl"
+        else:
+            self.backend = "horovod-mpi" if hvd.mpi_enabled() else "horovod-gloo"
+
+    def start_sum(self, tensor: torch.Tensor, name: str) -> _Sum:
+        with _peers():
+            return _Sum(hvd.allreduce_async_(tensor, name=name, op=hvd.Sum))
+
+    def broadcast(self, tensor: torch.Tensor, name: str) -> None:
+        with _peers():
+            hvd.broadcast_(tensor, root_rank=0, name=name)
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        size = torch.tensor([len(data or b"")], dtype=torch.int64)
+        self.broadcast(size, "broadcast_bytes.size")
+        content = torch.empty(int(size.item()), dtype=torch.uint8)
+        if self.rank == 0 and data:
+            content.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        for part in content.split(_PART_BYTES):
+            self.broadcast(part, "broadcast_bytes.data")
+        return content.numpy().tobytes()
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        sizes = torch.zeros(self.world_size, dtype=torch.int64)
+        sizes[self.rank] = len(data)
+        self.start_sum(sizes, "gather_bytes.sizes").wait()
+        content = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        with _peers():
+            whole = hvd.allgather(content, name="gather_bytes.data").numpy().tobytes()
+        ends = sizes.cumsum(0).tolist()
+        return [whole[end - size : end] for end, size in zip(ends, sizes.tolist(), strict=True)]
+
+    def barrier(self) -> None:
+        self.start_sum(torch.zeros(1), "barrier").wait()
+
+    def close(self) -> None:
+        self.barrier()
+        hvd.shutdown()
+
+    def abort(self, code: int) -> NoReturn:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if hvd.mpi_enabled():
+            with suppress(ImportError):  # mpirun ends the others when it sees this one's exit status
+                from mpi4py import MPI
+
+                MPI.COMM_WORLD.Abort(code)
+        os._exit(code)
