@@ -1,0 +1,55 @@
+"""Batch norm's running statistics as if one process had run all micro-batches of the window in stream order.
+
+PyTorch's rule for each micro-batch's statistic s, r <- (1 - m) r + m s, is linear: the n micro-batches of a window give
+r' = (1 - m)^n r + sum_j m (1 - m)^(n - 1 - j) s_j. Each rank's micro-batches are consecutive, so it lets its layers run
+the rule from zero over its own and decays the result by those after them; the sum of these over the ranks, carried with
+the loss, is the second term. So the buffers are replicated after every update, like the parameters.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hvdbs.errors import refusal
+
+
+class RunningStatistics:
+    """The running means and variances of a model's batch norms; ``size`` values in all."""
+
+    def __init__(self, model: nn.Module) -> None:
+        named = [(n, m) for n, m in model.named_modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+        for name, module in named:
+            if module.momentum is None:
+                raise refusal(f"model layer {name}: momentum", None, "(a cumulative average) is not supported", "0.1")
+        modules = [module for _, module in named]
+        self._running = [b for m in modules for b in (m.running_mean, m.running_var) if b is not None]
+        self._tracked = [m.num_batches_tracked for m in modules if m.num_batches_tracked is not None]
+        self._keep = [1.0 - m.momentum for m in modules for _ in range(2) if m.momentum is not None]
+        self._before = [b.clone() for b in self._running]
+        self.size = sum(b.numel() for b in self._running)
+
+    def begin(self) -> None:
+        """Before this rank's first forward of a window: set the replicated values aside and start from zero."""
+        if self._running:
+            torch._foreach_copy_(self._before, self._running)
+            torch._foreach_zero_(self._running)
+
+    def contribute(self, out: torch.Tensor, after: int) -> None:
+        """Write this rank's share into ``out`` [size]; ``after`` micro-batches of the window follow its last one."""
+        if self._running:
+            torch.cat([b.flatten() * k**after for b, k in zip(self._running, self._keep, strict=True)], out=out)
+
+    def finish(self, total: torch.Tensor, micro_batches: int, own: int) -> None:
+        """Set the new values from the sum over ranks, ``total`` [size]; ``own`` of the ``micro_batches`` were run here.
+
+        Also completes ``num_batches_tracked``, which this rank's layers have advanced by ``own`` alone.
+        """
+        at = 0
+        for buffer, before, keep in zip(self._running, self._before, self._keep, strict=True):
+            new = total[at : at + buffer.numel()].view_as(buffer)
+            buffer.copy_(before.double() * keep**micro_batches + new)
+            at += buffer.numel()
+        if self._tracked and micro_batches > own:
+            torch._foreach_add_(self._tracked, micro_batches - own)

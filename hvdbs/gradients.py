@@ -1,0 +1,124 @@
+"""Gradients of one window: accumulated in fixed flat buckets, summed over ranks while backward still runs.
+
+Wait-free back-propagation (Zhang et al., "Poseidon", USENIX ATC 2017, section 3): a bucket's allreduce starts once its
+last gradient of the window is final. The buckets are laid out once, in reverse parameter order (the order in which
+backward finishes), and ``p.grad`` are views into them, so nothing is copied, and nothing is regrouped by timing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from hvdbs.comm import Communicator, Handle
+from hvdbs.costs import bucket_sizes
+
+
+@dataclass
+class Bucket:
+    """One flat buffer and how many of its gradients are still to come in this window's last backward pass."""
+
+    name: str
+    flat: torch.Tensor
+    parameters: Sequence[nn.Parameter]
+    missing: int = 0
+    handle: Handle | None = None
+
+
+def lay_out(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[Bucket]:
+    """Buckets of about ``bucket_bytes`` bytes over ``parameters``, last parameter first; sets every ``p.grad``.
+
+    All parameters have one dtype and device. A gradient keeps its parameter's strides, so channels_last stays so.
+    """
+    backwards = list(reversed(parameters))
+    buckets: list[Bucket] = []
+    at = 0
+    for count in bucket_sizes([p.numel() * p.element_size() for p in backwards], bucket_bytes):
+        members = backwards[at : at + count]
+        flat = torch.zeros(sum(p.numel() for p in members), dtype=members[0].dtype, device=members[0].device)
+        offset = 0
+        for p in members:
+            p.grad = flat[offset : offset + p.numel()].as_strided(p.size(), p.stride())
+            offset += p.numel()
+        buckets.append(Bucket(f"gradients.{len(buckets)}", flat, members))
+        at += count
+    return buckets
+
+
+class GradientReducer:
+    """Sums the buckets and the window's carry over ranks, once per window whatever the accumulation.
+
+    ``carry``: a flat float64 tensor of what else the window has to say (loss, flags, batch-norm statistics); it is sent
+    ahead of the last backward pass. Both are summed in place. Order of a window:
+    ``backward`` for all but the last micro-batch, ``arm``, ``backward``, ``finish``; a rank without micro-batches only
+    calls ``finish`` and contributes zeros.
+    """
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], comm: Communicator, carry: torch.Tensor, bucket_bytes: int
+    ) -> None:
+        self.buckets = lay_out(list(parameters), bucket_bytes)
+        self._comm = comm
+        self._carry = carry
+        self._carry_handle: Handle | None = None
+        self._armed = False
+        self.collectives = len(self.buckets) + 1
+        self.reduced_bytes = sum(b.flat.nbytes for b in self.buckets) + carry.nbytes
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._arrived(bucket))
+
+    def zero(self) -> None:
+        """Empty the buckets for the next window."""
+        torch._foreach_zero_([bucket.flat for bucket in self.buckets])
+
+    def arm(self) -> None:
+        """The next backward pass is this rank's last of the window: reduce each bucket as it fills. Sends the carry."""
+        for bucket in self.buckets:
+            bucket.missing = len(bucket.parameters)
+        self._armed = True
+        self._carry_handle = self._comm.start_sum(self._carry, "carry")
+
+    def finish(self) -> None:
+        """Collective. Start what backward did not reach, wait for all; buckets and carry then hold sums over ranks."""
+        if self._carry_handle is None:
+            self._carry_handle = self._comm.start_sum(self._carry, "carry")
+        for bucket in self.buckets:
+            if bucket.handle is None:
+                bucket.handle = self._comm.start_sum(bucket.flat, bucket.name)
+        for bucket in self.buckets:
+            assert bucket.handle is not None
+            bucket.handle.wait()
+            bucket.handle = None
+        self._carry_handle.wait()
+        self._carry_handle = None
+        self._armed = False
+
+    def _arrived(self, bucket: Bucket) -> None:
+        if not self._armed:
+            return
+        bucket.missing -= 1
+        if bucket.missing == 0:
+            bucket.handle = self._comm.start_sum(bucket.flat, bucket.name)
+        elif bucket.missing < 0:
+            raise RuntimeError(f"{bucket.name}: a gradient arrived after its bucket was sent")
+
+
+def gradient_norm(buckets: Sequence[Bucket]) -> torch.Tensor:
+    """The 2-norm over all gradients, a 0-dimensional float64 tensor on their device."""
+    norms = torch._foreach_norm([bucket.flat for bucket in buckets])
+    total: torch.Tensor = torch.stack([norm.double() for norm in norms]).norm()
+    return total
+
+
+def clip(buckets: Sequence[Bucket], norm: torch.Tensor, limit: float, comm: Communicator) -> None:
+    """Collective. Scale all gradients by min(1, ``limit`` / ``norm``), with rank 0's coefficient everywhere.
+
+    Ranks on unequal devices need not agree on a norm to the last bit, replicas must.
+    """
+    coefficient = (limit / norm).clamp(max=1.0).reshape(1)
+    comm.broadcast(coefficient, "clip")
+    torch._foreach_mul_([bucket.flat for bucket in buckets], coefficient.to(buckets[0].flat.dtype))

@@ -1,0 +1,105 @@
+"""Models by name, and what the optimizer must know of their parameters."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from hvdbs.config import ModelConfig
+from hvdbs.errors import HvdbsError, refusal, suggestion
+
+SMALL = {"resnet8": 1, "resnet20": 3}  # blocks in each of three stages
+
+
+class Block(nn.Module):
+    """Two 3x3 convolutions with a shortcut (He et al., arXiv 1512.03385, section 4.2); option B where shapes change."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.bn1(self.conv1(x)))
+        return F.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class SmallResNet(nn.Module):
+    """The ResNet of 6n + 2 layers for small images (He et al., section 4.2): [B, 3, H, W] to logits [B, K]."""
+
+    def __init__(self, blocks: int, width: int, classes: int, dropout: float) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, width, 3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+        layers: list[nn.Module] = []
+        inputs = width
+        for stage in range(3):
+            outputs = width * 2**stage
+            for block in range(blocks):
+                layers.append(Block(inputs, outputs, stride=2 if stage > 0 and block == 0 else 1))
+                inputs = outputs
+        self.layers = nn.Sequential(*layers)
+        self.dropout = nn.Dropout(dropout)
+        self.fc = nn.Linear(inputs, classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.layers(F.relu(self.bn(self.conv(x))))
+        logits: torch.Tensor = self.fc(self.dropout(x.mean((2, 3))))
+        return logits
+
+
+def build_model(config: ModelConfig, classes: int) -> nn.Module:
+    """The network ``config.name`` with ``classes`` outputs, initialised from torch's current generator.
+
+    Raises HvdbsError for an unknown name, or an option that the network does not have.
+    """
+    if config.name in SMALL:
+        model: nn.Module = SmallResNet(SMALL[config.name], config.width, classes, config.dropout)
+        if config.zero_init_last_gamma:
+            for block in model.modules():
+                if isinstance(block, Block):
+                    nn.init.zeros_(block.bn2.weight)
+        return model
+    if config.dropout:
+        raise refusal("model.dropout", config.dropout, f"is read by {' and '.join(SMALL)} alone, not by {config.name}")
+    import torchvision
+
+    options: dict[str, Any] = {}
+    if config.zero_init_last_gamma:
+        if not config.name.startswith(("resnet", "resnext", "wide_resnet")):
+            raise refusal("model.zero_init_last_gamma", True, f"needs residual blocks, which {config.name} has not")
+        options["zero_init_residual"] = True
+    known = torchvision.models.list_models(module=torchvision.models)
+    if config.name in known:
+        found: nn.Module = torchvision.models.get_model(config.name, weights=None, num_classes=classes, **options)
+        return found
+    if importlib.util.find_spec("timm") is not None:
+        import timm
+
+        if config.name in timm.list_models():
+            built: nn.Module = timm.create_model(config.name, pretrained=False, num_classes=classes)
+            return built
+        known = [*known, *timm.list_models()]
+    raise HvdbsError(f"model.name: {config.name} is not known; {suggestion(config.name, [*SMALL, *known])}")
+
+
+def is_decayed(name: str, parameter: torch.Tensor) -> bool:
+    """Whether weight decay applies: to matrices and kernels, not to biases and the scales and shifts of norms."""
+    return parameter.ndim > 1 and not name.endswith(".bias")
+
+
+def group_of(name: str, parameter: torch.Tensor) -> str:
+    """The parameter's group in layers.csv: ``w`` for decayed weights, ``none`` for norms and biases."""
+    return "w" if is_decayed(name, parameter) else "none"

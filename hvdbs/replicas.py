@@ -1,0 +1,54 @@
+"""Digests of a replica, and the comparison over ranks at each stage boundary."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+
+import torch
+from torch import nn
+
+from hvdbs.comm import AgreedError, Communicator
+from hvdbs.schedule import Decision
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    return (
+        tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.ndim else _bytes(tensor[None])
+    )
+
+
+def parameter_digest(model: nn.Module) -> str:
+    """sha256 over the parameters' float32 bytes in name order."""
+    total = hashlib.sha256()
+    for _, parameter in sorted(model.named_parameters()):
+        total.update(_bytes(parameter.float()))
+    return total.hexdigest()
+
+
+def state_digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """sha256 over parameters, buffers and optimizer state in their own dtypes: equal means bitwise equal replicas."""
+    total = hashlib.sha256()
+    for _, tensor in sorted(model.state_dict().items()):
+        total.update(_bytes(tensor))
+    for _, state in sorted(optimizer.state_dict()["state"].items()):
+        for _, value in sorted(state.items()):
+            total.update(_bytes(value) if isinstance(value, torch.Tensor) else repr(value).encode())
+    return total.hexdigest()
+
+
+def compare(comm: Communicator, decision: Decision, digest: str) -> None:
+    """Collective. Raises AgreedError naming the ranks whose decision or replica is not rank 0's, and both values."""
+    mine = json.dumps({"decision": asdict(decision), "replica": digest}).encode()
+    reference = comm.broadcast_bytes(mine)
+    differ = torch.tensor([float(mine != reference)], dtype=torch.float64)
+    comm.start_sum(differ, "compare").wait()
+    if differ.item() == 0:
+        return
+    everyone = comm.gather_bytes(mine)
+    others = [rank for rank, value in enumerate(everyone) if value != reference]
+    raise AgreedError(
+        f"replicas differ at stage {decision.stage}: ranks {', '.join(map(str, others))} have "
+        f"{everyone[others[0]].decode()}, rank 0 has {reference.decode()}"
+    )

@@ -1,0 +1,160 @@
+"""One window: forward and backward over this rank's micro-batches, one set of reductions, one optimizer update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from time import perf_counter
+
+import torch
+from torch import nn
+
+from hvdbs.batch_norm import RunningStatistics
+from hvdbs.batching import Window
+from hvdbs.comm import Communicator
+from hvdbs.config import Config
+from hvdbs.costs import CARRY_SLOTS
+from hvdbs.data import Batch
+from hvdbs.data.streams import generator_seed
+from hvdbs.gradients import GradientReducer, clip, gradient_norm
+from hvdbs.loss import summed_cross_entropy
+from hvdbs.optim import apply, build_optimizer
+from hvdbs.schedule import Decision
+
+_LOSS, _STOP, _CHECKPOINT = range(CARRY_SLOTS)
+
+
+@dataclass
+class Requests:
+    """What this rank wants at the next window boundary; what any rank wants, all do."""
+
+    stop: bool = False
+    checkpoint: bool = False
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What one window did. Times in seconds.
+
+    ``loss``: mean over its samples, at the weights before the update. ``gradient_norm``: 2-norm of the mean gradient
+    before clipping, None unless it was asked for.
+    """
+
+    loss: float
+    gradient_norm: float | None
+    stop: bool
+    checkpoint: bool
+    data_seconds: float
+    compute_seconds: float
+    exposed_communication_seconds: float
+    optimizer_seconds: float
+
+
+class Preprocess:
+    """uint8 images [B, H, W, C] to normalised [B, C, H, W], in the model's dtype on its device; others unchanged."""
+
+    def __init__(self, config: Config, device: torch.device) -> None:
+        self.device = device
+        self.dtype = getattr(torch, config.dtype)
+        self.channels_last = config.model.channels_last
+        self.mean = torch.tensor(config.data.mean, dtype=self.dtype, device=device).view(1, -1, 1, 1) * 255
+        self.std = torch.tensor(config.data.std, dtype=self.dtype, device=device).view(1, -1, 1, 1) * 255
+
+    def __call__(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+        labels = batch.labels.to(self.device, non_blocking=True)
+        inputs = batch.inputs.to(self.device, non_blocking=True)
+        if inputs.dtype != torch.uint8:
+            return inputs.to(self.dtype), labels
+        images = inputs.permute(0, 3, 1, 2).to(self.dtype).sub_(self.mean).div_(self.std)
+        return images if self.channels_last else images.contiguous(), labels
+
+
+class Replica:
+    """This rank's copy of the model with all that turns a window into an update."""
+
+    def __init__(self, model: nn.Module, config: Config, comm: Communicator) -> None:
+        first = next(model.parameters())
+        self.model = model
+        self.config = config
+        self.comm = comm
+        self.preprocess = Preprocess(config, first.device)
+        self.optimizer = build_optimizer(model, config.optimizer)
+        self.running = RunningStatistics(model)
+        self.carry = torch.zeros(CARRY_SLOTS + self.running.size, dtype=torch.float64, device=first.device)
+        trained = [p for p in model.parameters() if p.requires_grad]
+        self.reducer = GradientReducer(trained, comm, self.carry, config.communication.bucket_bytes)
+
+    @property
+    def collectives(self) -> int:
+        """Operations over ranks that one update takes."""
+        return self.reducer.collectives + (self.config.optimizer.clip_norm is not None)
+
+    def run(
+        self,
+        window: Window,
+        decision: Decision,
+        step: int,
+        batches: Iterator[Batch],
+        requests: Requests,
+        *,
+        want_norm: bool = False,
+    ) -> Applied:
+        """Collective. Run this rank's part of ``window`` with samples from ``batches`` and make the update ``step``.
+
+        ``want_norm``: report the gradient's norm; ranks may differ in this.
+        """
+        started = perf_counter()
+        data_seconds = self._accumulate(window, step, batches, requests)
+        accumulated = perf_counter()
+        self.reducer.finish()
+        reduced = perf_counter()
+        self.running.finish(self.carry[CARRY_SLOTS:], window.micro_batches, self._own(window))
+        limit = self.config.optimizer.clip_norm
+        norm = gradient_norm(self.reducer.buckets) if want_norm or limit is not None else None
+        if limit is not None and norm is not None:
+            clip(self.reducer.buckets, norm, limit, self.comm)
+        apply(decision, self.optimizer)
+        self.optimizer.step()
+        loss, stop, checkpoint = self.carry[:CARRY_SLOTS].tolist()
+        return Applied(
+            loss,
+            norm.item() if want_norm and norm is not None else None,
+            stop > 0,
+            checkpoint > 0,
+            data_seconds,
+            accumulated - started - data_seconds,
+            reduced - accumulated,
+            perf_counter() - reduced,
+        )
+
+    def _own(self, window: Window) -> int:
+        return sum(1 for _ in window.dealt_to(self.comm.rank, self.comm.world_size))
+
+    def _accumulate(self, window: Window, step: int, batches: Iterator[Batch], requests: Requests) -> float:
+        """This rank's gradients and share of the carry; returns the seconds spent waiting for data."""
+        self.reducer.zero()
+        self.carry.zero_()
+        self.running.begin()
+        waited = 0.0
+        mine = list(window.dealt_to(self.comm.rank, self.comm.world_size))
+        for micro in mine:
+            asked = perf_counter()
+            batch = next(batches)
+            waited += perf_counter() - asked
+            inputs, labels = self.preprocess(batch)
+            torch.manual_seed(generator_seed(self.config.seed, step, micro.index))
+            loss = summed_cross_entropy(self.model(inputs), labels, self.config.loss.label_smoothing)
+            loss = loss / window.global_batch
+            self.carry[_LOSS] += loss.detach()
+            if micro is mine[-1]:
+                self.running.contribute(self.carry[CARRY_SLOTS:], window.micro_batches - 1 - micro.index)
+                self._ask(requests)
+                self.reducer.arm()
+            loss.backward()
+        if not mine:
+            self._ask(requests)
+        return waited
+
+    def _ask(self, requests: Requests) -> None:
+        self.carry[_STOP] = float(requests.stop)
+        self.carry[_CHECKPOINT] = float(requests.checkpoint)
