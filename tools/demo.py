@@ -160,7 +160,7 @@ Done in {duration(seconds)}. In {out}/:
 What the ranks printed: {log}
 
 Next, after `source {activate}`:
-  horovodrun -np 3 python -m hvdbs.train --config digits   the same score, as with 1, 2 or 4
+  horovodrun -np 3 python -m hvdbs.train --config digits   the same score; so with -np 1
   python -m hvdbs.plan --config digits --np 64             what 64 ranks would do, without starting one
   python -m hvdbs.train --config digits --data.root DIR    your images: DIR/train/<class>/*, DIR/val/<class>/*
   tensorboard --logdir runs                                curves in the browser"""
