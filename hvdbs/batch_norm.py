@@ -8,6 +8,8 @@ the loss, is the second term. So the buffers are replicated after every update, 
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -23,6 +25,10 @@ class RunningStatistics:
         for name, module in named:
             if module.momentum is None:
                 raise refusal(f"model layer {name}: momentum", None, "(a cumulative average) is not supported", "0.1")
+        self._names = [name for name, _ in named]
+        self._calls = [0] * len(named)  # forwards in training mode since `begin`, by layer
+        for index, (_, module) in enumerate(named):
+            module.register_forward_pre_hook(partial(self._called, index))
         modules = [module for _, module in named]
         self._running = [b for m in modules for b in (m.running_mean, m.running_var) if b is not None]
         self._tracked = [m.num_batches_tracked for m in modules if m.num_batches_tracked is not None]
@@ -30,8 +36,12 @@ class RunningStatistics:
         self._before = [b.clone() for b in self._running]
         self.size = sum(b.numel() for b in self._running)
 
+    def _called(self, index: int, module: nn.Module, inputs: object) -> None:
+        self._calls[index] += module.training
+
     def begin(self) -> None:
         """Before this rank's first forward of a window: set the replicated values aside and start from zero."""
+        self._calls = [0] * len(self._calls)
         if self._running:
             torch._foreach_copy_(self._before, self._running)
             torch._foreach_zero_(self._running)
@@ -44,8 +54,18 @@ class RunningStatistics:
     def finish(self, total: torch.Tensor, micro_batches: int, own: int) -> None:
         """Set the new values from the sum over ranks, ``total`` [size]; ``own`` of the ``micro_batches`` were run here.
 
-        Also completes ``num_batches_tracked``, which this rank's layers have advanced by ``own`` alone.
+        Also completes ``num_batches_tracked``, which this rank's layers have advanced by ``own`` alone. Raises
+        HvdbsError for a layer that did not run exactly once in each micro-batch: the equation above would not hold
+        for it.
         """
+        for name, calls in zip(self._names, self._calls, strict=True):
+            if calls != own:
+                raise refusal(
+                    f"model layer {name}",
+                    f"{calls} forwards in training mode",
+                    f"in {own} micro-batches: batch norm must run exactly once in each",
+                    "give each use of it a layer of its own, and leave it in training mode",
+                )
         at = 0
         for buffer, before, keep in zip(self._running, self._before, self._keep, strict=True):
             new = total[at : at + buffer.numel()].view_as(buffer)

@@ -1,33 +1,21 @@
-"""A run is defined by its Config alone: typed frozen dataclasses, read from YAML and the command line.
+"""A run is defined by its Config alone: typed frozen dataclasses. ``command_line`` reads them from YAML and options.
 
-A packaged recipe is named without a path (``--config digits``); any field is overridden by its dotted name
-(``--schedule.lr 0.1``). Where a run writes (``--out``) and what it resumes (``--resume``) are not part of the config.
+Where a run writes (``--out``) and what it resumes (``--resume``) are not part of the config.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import hashlib
 import json
-import os
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace
 
-from hvdbs.errors import HvdbsError, refusal, suggestion
+from hvdbs.errors import refusal
 from hvdbs.schedule import ScheduleConfig
-
-RECIPES = Path(__file__).parent / "recipes"
-
-
-class _Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Keeps the line breaks of examples."""
 
 
 @dataclass(frozen=True)
@@ -278,95 +266,6 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     return yaml.safe_dump(to_dict(config), sort_keys=False)
-
-
-def recipe_path(name: str) -> Path:
-    """The file of a config given as a path or as the name of a packaged recipe. Raises HvdbsError if neither exists."""
-    if os.sep in name or name.endswith((".yaml", ".yml")):
-        path = Path(name)
-        if not path.is_file():
-            raise refusal("--config", name, "is not a file", f"packaged recipes: {', '.join(recipes())}")
-        return path
-    path = RECIPES / f"{name}.yaml"
-    if not path.is_file():
-        raise refusal("--config", name, "is neither a file nor a packaged recipe", suggestion(name, recipes()))
-    return path
-
-
-def recipes() -> list[str]:
-    """Names of the packaged recipes."""
-    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
-
-
-def parser(prog: str, description: str, examples: str) -> ArgumentParser:
-    """A command line with ``--config`` and every field of Config; entries add their own arguments to it."""
-    result = ArgumentParser(
-        prog=prog, description=description, epilog=examples, exit_on_error=False, formatter_class=_Help
-    )
-    result.add_argument("--config", metavar="FILE|RECIPE", help=f"YAML file, or one of: {', '.join(recipes())}")
-    result.add_argument("--print_config", action="store_true", help="print every field as YAML and exit")
-    result.add_class_arguments(Config)
-    return result
-
-
-def parse(command: ArgumentParser, argv: Sequence[str] | None = None) -> tuple[Config, Namespace]:
-    """The Config and the remaining arguments of a command line. Raises HvdbsError, one line, for what it cannot read.
-
-    The file given by ``--config`` is read first, then the other arguments override its fields one by one.
-    """
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    show = "--print_config" in arguments  # jsonargparse has one of its own, which knows nothing of packaged recipes
-    arguments = [word for word in arguments if word != "--print_config"]
-    try:
-        base = _read_file(command, arguments)
-        space = command.parse_args(arguments, namespace=base)
-        built = command.instantiate(space)
-    except ArgumentError as error:
-        raise HvdbsError(_readable(str(error), command)) from None
-    fields = {name: built.pop(name) for name in Config.__dataclass_fields__}
-    config = Config(**fields)
-    check(config)
-    del built.print_config
-    if show:
-        sys.stdout.write(to_yaml(config))
-        raise SystemExit(0)
-    return config, built
-
-
-def _read_file(command: ArgumentParser, arguments: list[str]) -> Namespace | None:
-    name = None
-    for at, word in enumerate(arguments):
-        if word == "--config" and at + 1 < len(arguments):
-            name = arguments[at + 1]
-        elif word.startswith("--config="):
-            name = word.removeprefix("--config=")
-    if name is None:
-        return None
-    path = recipe_path(name)
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise HvdbsError(f"--config: {path} cannot be read as YAML: {error}") from None
-    if not isinstance(data, dict):
-        raise refusal("--config", path, f"holds {type(data).__name__}, not a mapping of fields")
-    space: Namespace = command.parse_object(data, defaults=False)
-    return space
-
-
-def _readable(text: str, command: ArgumentParser) -> str:
-    """jsonargparse's message in one line, with the closest field for an unknown one."""
-    known = [dest for action in command._actions if (dest := action.dest)]
-    words = text.replace("'", " ").replace('"', " ").replace(":", " ").split()
-    if "unrecognized arguments" in text:
-        option = text.split("unrecognized arguments:")[1].split()[0].lstrip("-").split("=")[0]
-        return f"--{option}: no such option; {suggestion(option, known)}"
-    if "not accept" in text:  # "Option 'x' is not accepted", "Group 'g' does not accept option 'x'"
-        group = f"{words[words.index('Group') + 1]}." if "Group" in words else ""
-        option = words[-1] if "Group" in words else words[words.index("Option") + 1]
-        if "class_path" in text:
-            return text
-        return f"{group}{option}: no such field; {suggestion(group + option, known)}"
-    return text
 
 
 def check(config: Config) -> None:

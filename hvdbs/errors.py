@@ -10,7 +10,7 @@ class HvdbsError(Exception):
     """A mistake the user can mend. Its text is one line; entries print it without a traceback and exit with 2."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(" ".join(message.split()))
+        super().__init__(" ".join(message.splitlines()))
 
 
 def refusal(what: str, value: object, rule: str, nearest: str = "") -> HvdbsError:

@@ -31,7 +31,8 @@ class Bucket:
 def lay_out(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[Bucket]:
     """Buckets of about ``bucket_bytes`` bytes over ``parameters``, last parameter first; sets every ``p.grad``.
 
-    All parameters have one dtype and device. A gradient keeps its parameter's strides, so channels_last stays so.
+    All parameters have one dtype and device. A gradient has its parameter's memory format, so channels_last stays
+    so; that of a parameter which is a slice of something larger is dense.
     """
     backwards = list(reversed(parameters))
     buckets: list[Bucket] = []
@@ -41,7 +42,8 @@ def lay_out(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[Bucke
         flat = torch.zeros(sum(p.numel() for p in members), dtype=members[0].dtype, device=members[0].device)
         offset = 0
         for p in members:
-            p.grad = flat[offset : offset + p.numel()].as_strided(p.size(), p.stride())
+            strides = torch.empty_like(p, device="meta").stride()
+            p.grad = flat[offset : offset + p.numel()].as_strided(p.size(), strides)
             offset += p.numel()
         buckets.append(Bucket(f"gradients.{len(buckets)}", flat, members))
         at += count
@@ -121,4 +123,4 @@ def clip(buckets: Sequence[Bucket], norm: torch.Tensor, limit: float, comm: Comm
     """
     coefficient = (limit / norm).clamp(max=1.0).reshape(1)
     comm.broadcast(coefficient, "clip")
-    torch._foreach_mul_([bucket.flat for bucket in buckets], coefficient.to(buckets[0].flat.dtype))
+    torch._foreach_mul_([bucket.flat for bucket in buckets], coefficient[0].to(buckets[0].flat.dtype))

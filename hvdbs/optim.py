@@ -26,7 +26,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.SG
         lr=0.0,
         momentum=config.momentum,
         nesterov=config.nesterov,
-        foreach=True,
+        # torch's foreach form of Nesterov overwrites the gradients, which are still to be logged.
+        foreach=not config.nesterov,
     )
 
 

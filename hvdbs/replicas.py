@@ -14,9 +14,9 @@ from hvdbs.schedule import Decision
 
 
 def _bytes(tensor: torch.Tensor) -> bytes:
-    return (
-        tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.ndim else _bytes(tensor[None])
-    )
+    # Cloned, because dimensions of size 1 may keep any stride (channels_last 1x1 kernels), which `view` does not take.
+    flat = tensor.detach().cpu().reshape(-1).clone(memory_format=torch.contiguous_format)
+    return flat.view(torch.uint8).numpy().tobytes()
 
 
 def parameter_digest(model: nn.Module) -> str:
@@ -47,8 +47,9 @@ def compare(comm: Communicator, decision: Decision, digest: str) -> None:
     if differ.item() == 0:
         return
     everyone = comm.gather_bytes(mine)
-    others = [rank for rank, value in enumerate(everyone) if value != reference]
-    raise AgreedError(
-        f"replicas differ at stage {decision.stage}: ranks {', '.join(map(str, others))} have "
-        f"{everyone[others[0]].decode()}, rank 0 has {reference.decode()}"
-    )
+    ranks: dict[bytes, list[str]] = {}
+    for rank, value in enumerate(everyone):
+        if value != reference:
+            ranks.setdefault(value, []).append(str(rank))
+    others = "; ".join(f"ranks {', '.join(who)} have {value.decode()}" for value, who in ranks.items())
+    raise AgreedError(f"replicas differ at stage {decision.stage}: {others}; rank 0 has {reference.decode()}")

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from jsonargparse import ArgumentParser
 
-from hvdbs import config as configs
-from hvdbs.config import Config, DataConfig, LoggingConfig, ModelConfig, digest, parse, recipes, to_yaml
+from hvdbs import command_line
+from hvdbs.command_line import parse, recipes
+from hvdbs.config import Config, DataConfig, LoggingConfig, ModelConfig, digest, to_yaml
 from hvdbs.errors import HvdbsError
 from hvdbs.plan import describe
 from hvdbs.schedule import ScheduleConfig, StageConfig
 
 
 def parser() -> ArgumentParser:
-    return configs.parser("test", "", "")
+    return command_line.parser("test", "", "")
 
 
 def test_a_config_written_as_yaml_is_read_back_the_same(tmp_path: Path) -> None:
@@ -78,6 +79,24 @@ def test_the_digest_sees_what_is_trained_and_nothing_else() -> None:
     ]
     assert {digest(config) for config in same} == {digest(base)}
     assert len({digest(config) for config in [base, *other]}) == 1 + len(other)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "schedule: {method: table, stages: [{class_path: trap.X}]}",
+        "schedule: {method: table, stages: [trap.X]}",
+        "data: {class_path: trap.X}",
+        "data: trap.X",
+    ],
+)
+def test_a_config_cannot_name_code_to_import(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "trap.py").write_text(f"open({str(tmp_path / 'made')!r}, 'w')\nclass X: pass\n")
+    (tmp_path / "config.yaml").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(HvdbsError, match=r"trap\.X is the name of a class, and a config has values only"):
+        parse(parser(), ["--config", str(tmp_path / "config.yaml")])
+    assert not (tmp_path / "made").exists()
 
 
 def test_yaml_tags_are_not_executed(tmp_path: Path) -> None:

@@ -102,9 +102,12 @@ def test_a_rank_that_does_not_see_the_folder_ends_all(root: Path, tmp_path: Path
     ],
 )
 def test_settings_that_break_a_rule_are_refused_in_one_line(root: Path, data: dict[str, object], text: str) -> None:
-    with pytest.raises(HvdbsError, match=text) as refused:
+    def prepare() -> None:
         check(settings(root, **data))
         open_source(settings(root, **data), Solo(), CPU)
+
+    with pytest.raises(HvdbsError, match=text) as refused:
+        prepare()
     assert "\n" not in str(refused.value)
 
 

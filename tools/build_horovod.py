@@ -32,7 +32,7 @@ from machine import (
     probe,
     system_mpi,
 )
-from steps import Log, Refusal, digest, locked, main_guard, output_of, say
+from steps import Log, Options, Refusal, digest, locked, main_guard, output_of, say
 
 HOROVOD = "0.28.1"
 SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
@@ -109,11 +109,9 @@ class Target:
 
     @property
     def key(self) -> str:
-        recipe = digest(repr(PATCHES) + repr(cuda_variables(self)))
-        return (
-            f"horovod-{HOROVOD}-{recipe}-torch-{self.torch}-cp311-{platform.machine()}-{self.mpi.key}-"
-            f"{'cpu' if self.cuda == 'cpu' else 'cuda' + self.cuda}"
-        )
+        patches = digest(repr([(patch.file, patch.old, patch.new) for patch in PATCHES]))
+        device = "cpu" if self.cuda == "cpu" else f"cuda{self.cuda}-sm{architectures()}"
+        return f"horovod-{HOROVOD}-{patches}-torch-{self.torch}-cp311-{platform.machine()}-{self.mpi.key}-{device}"
 
 
 def cache_folder() -> Path:
@@ -128,13 +126,11 @@ def cached_wheel(key: str) -> Path | None:
 def wheel_for(target: Target, log: Log, wheels: Path | None = None) -> Path:
     """The wheel for `target`, built if the cache has none; offline from packages in `wheels` if given."""
     folder = cache_folder() / target.key
-    with locked(
-        folder.with_name(folder.name + ".lock"), "another build of the same wheel is at work; waiting for it"
-    ):
+    with locked(folder.with_name(folder.name + ".lock"), "another build of the same wheel is at work; waiting for it"):
         if wheel := cached_wheel(target.key):
             return wheel
         check_compiler(target.python)
-        say(f"    compiling it, once: {'2 to 5' if target.cuda == 'cpu' else '5 to 15'} minutes on two cores")
+        say(f"    compiling it, once: {'2 to 5' if target.cuda == 'cpu' else '5 to 15'} minutes on two idle cores")
         with tempfile.TemporaryDirectory(prefix="hvdbs-horovod-") as work:
             built = build(target, Path(work), log, wheels)
             # A half-written wheel must never look like a whole one: same folder, other name, then rename.
@@ -178,9 +174,7 @@ def unpack(archive: Path, work: Path) -> Path:
         file = source / patch.file
         text = file.read_text()
         if text.count(patch.old) != 1:
-            raise Refusal(
-                f"{patch.file} of Horovod has {patch.old!r} {text.count(patch.old)} times, not once"
-            )
+            raise Refusal(f"{patch.file} of Horovod has {patch.old!r} {text.count(patch.old)} times, not once")
         file.write_text(text.replace(patch.old, patch.new))
     return source
 
@@ -200,30 +194,30 @@ def build_environment(target: Target, work: Path) -> dict[str, str]:
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITH_MPI": "1",
-        **cuda_variables(target),
-        **({} if target.cuda == "cpu" else {"HOROVOD_NCCL_HOME": str(nccl_home(target, work))}),
+        **({} if target.cuda == "cpu" else nccl_variables(target, work)),
     }
 
 
-def cuda_variables(target: Target) -> dict[str, str]:
-    """What turns the build into one for NCCL; empty for the CPU."""
-    if target.cuda == "cpu":
-        return {}
+def nccl_variables(target: Target, work: Path) -> dict[str, str]:
+    """What turns the build into one for NCCL."""
     return {
         "HOROVOD_GPU_OPERATIONS": "NCCL",
         "HOROVOD_CUDA_HOME": str(cuda_home(target.cuda)),
+        "HOROVOD_NCCL_HOME": str(nccl_home(target, work)),
         "HOROVOD_NCCL_LINK": "SHARED",
-        "HOROVOD_BUILD_CUDA_CC_LIST": os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", CUDA_ARCHITECTURES),
+        "HOROVOD_BUILD_CUDA_CC_LIST": architectures(),
     }
+
+
+def architectures() -> str:
+    return os.environ.get("HOROVOD_BUILD_CUDA_CC_LIST", CUDA_ARCHITECTURES)
 
 
 def nccl_home(target: Target, work: Path) -> Path:
     """A folder with NCCL's `include` and `lib/libnccl.so`: the caller's, else links to torch's package."""
     if given := os.environ.get("HOROVOD_NCCL_HOME"):
         return Path(given)
-    place = output_of(
-        [target.python, "-c", "import nvidia.nccl as nccl; print(next(iter(nccl.__path__)))"]
-    ).strip()
+    place = output_of([target.python, "-c", "import nvidia.nccl as nccl; print(next(iter(nccl.__path__)))"]).strip()
     library = Path(place) / "lib" / "libnccl.so.2"
     if not place or not library.exists():
         raise Refusal(
@@ -238,19 +232,11 @@ def nccl_home(target: Target, work: Path) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--venv", type=Path, required=True, help="the environment, with torch and an MPI in it"
-    )
-    parser.add_argument(
-        "--cuda", choices=["cpu", "12", "13"], default="cpu", help="what to build for (default: cpu)"
-    )
+    parser = Options(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--venv", type=Path, required=True, help="the environment, with torch and an MPI in it")
+    parser.add_argument("--cuda", choices=["cpu", "12", "13"], default="cpu", help="what to build for (default: cpu)")
     parser.add_argument("--wheels", type=Path, help="use packages from this folder only")
-    parser.add_argument(
-        "--print-key", action="store_true", help="print the name of the wheel's folder and stop"
-    )
+    parser.add_argument("--print-key", action="store_true", help="print the name of the wheel's folder and stop")
     args = parser.parse_args()
     mpi = system_mpi(args.venv) or package_mpi(args.venv)
     found = probe(args.venv / "bin" / "python")

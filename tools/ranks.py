@@ -31,9 +31,10 @@ def environment() -> dict[str, str]:
     The only place where these are set. A user on a cluster needs none of them; what the shell has set stays.
     """
     env = {
-        # Ranks share the cores: one thread each, and who waits lets the others work. A step of a small model on
-        # two cores, in ms: at np 2 with one thread 1.2 (MPI) and 2.6 (Gloo), with torch's default 21 and 57; at
-        # np 4 2.5 with the yield, 48 without. HOROVOD_CYCLE_TIME=10, good for long steps, made these 10: not set.
+        # Ranks share the cores: one thread each, and who waits lets the others work. One step of a small
+        # model on two cores, in ms: at np 2 with one thread 1.2 (MPI) and 2.6 (Gloo), with torch's default
+        # 21 and 57; at np 4 2.5 with the yield, 48 without. HOROVOD_CYCLE_TIME=10, which helps long steps,
+        # made all of these 10: not set.
         "OMP_NUM_THREADS": "1",
         "OMPI_MCA_mpi_yield_when_idle": "1",
         # More ranks than cores are fine; horovodrun says so itself, mpirun has to be told (Open MPI 4, 5).
@@ -92,9 +93,7 @@ def run_ranks(
         problem = f"still running after {limit_seconds:.0f} s, ended"
     elif any(codes) or None in codes:
         ends = (
-            f"rank {rank}: {'no exit code' if code is None else code}"
-            for rank, code in enumerate(codes)
-            if code != 0
+            f"rank {rank}: {'no exit code' if code is None else code}" for rank, code in enumerate(codes) if code != 0
         )
         problem = "exit codes: " + ", ".join(ends)
     elif launch.returncode != 0:
@@ -187,11 +186,7 @@ def read_code(folder: Path, rank: int) -> int | None:
 
 def be_a_rank(folder: Path, module: str, *args: str) -> None:
     """What every rank runs: the module, with its output and its exit code written to files."""
-    rank = next(
-        os.environ[name]
-        for name in ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK")
-        if name in os.environ
-    )
+    rank = next(os.environ[name] for name in ("OMPI_COMM_WORLD_RANK", "HOROVOD_RANK", "PMI_RANK") if name in os.environ)
     with rank_log(folder, int(rank)).open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)

@@ -45,9 +45,7 @@ def counts(report: Path) -> tuple[int, int, int]:
     if not report.exists():
         return 0, 0, 0
     suite = next(ElementTree.parse(report).iter("testsuite"))
-    total, failures, errors, skipped = (
-        int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")
-    )
+    total, failures, errors, skipped = (int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped"))
     return total - failures - errors - skipped, failures + errors, skipped
 
 
@@ -80,9 +78,7 @@ def run_on_ranks(np: int, backend: str, options: Sequence[str], selected: bool) 
         # process.
         mine = ["--timeout-method=thread", "-p", "no:cacheprovider", f"--basetemp={folder}/tmp-{{rank}}"]
         reports = [f"--junitxml={folder}/report-{{rank}}.xml"]
-        outcome = ranks.run_ranks(
-            np, backend, ["pytest", *options, *mine, *reports], folder, LIMIT_SECONDS["parallel"]
-        )
+        outcome = ranks.run_ranks(np, backend, ["pytest", *options, *mine, *reports], folder, LIMIT_SECONDS["parallel"])
         no_tests = set(outcome.codes) == {NO_TESTS}
         problem = "" if no_tests and selected else "no tests found" if no_tests else outcome.problem
         if problem:
@@ -164,9 +160,7 @@ def run_all(args: argparse.Namespace) -> list[Result]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["unit", "parallel", "jobs"], help="this kind alone")
     parser.add_argument(
         "--np", type=int, choices=sorted({np for np, _ in LAUNCHES}), help="only launches with so many ranks"

@@ -1,5 +1,6 @@
 """What the set-up tools share: one-line refusals, logged commands, locks. Standard library only."""
 
+import argparse
 import contextlib
 import fcntl
 import hashlib
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 LINES = 12  # of a failed command's output are shown
 
@@ -20,6 +22,13 @@ class Refusal(Exception):
 
 def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+class Options(argparse.ArgumentParser):
+    """Command-line options; a wrong one is one line like every other refusal."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Refusal(message)
 
 
 class Log:
@@ -62,9 +71,7 @@ class Log:
 
 def telling(lines: list[str]) -> list[str]:
     """The lines from the first that reports an error on (compilers bury it), else the last ones."""
-    first = next(
-        (i for i, line in enumerate(lines) if re.search(r"CMake Error|: (fatal )?error:|^ERROR:", line)), None
-    )
+    first = next((i for i, line in enumerate(lines) if re.search(r"CMake Error|: (fatal )?error:|^ERROR:", line)), None)
     return lines[-LINES:] if first is None else lines[first : first + LINES]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from typing import NoReturn, Protocol
 
@@ -84,8 +85,8 @@ def agree(comm: Communicator, error: str | None) -> None:
     comm.start_sum(flag, "agree").wait()
     if flag.item() == 0:
         return
-    texts = [text.decode() for text in comm.gather_bytes((error or "").encode())]
-    rank = next(index for index, text in enumerate(texts) if text)
+    texts = [json.loads(text) for text in comm.gather_bytes(json.dumps(error).encode())]
+    rank = next(index for index, text in enumerate(texts) if text is not None)
     same = sum(text == texts[rank] for text in texts)
     raise AgreedError(texts[rank] if same == comm.world_size else f"rank {rank}: {texts[rank]}")
 
@@ -101,6 +102,12 @@ def launched_processes() -> int | None:
     the rank. SLURM_STEP_NUM_TASKS exists in srun's tasks but not in the batch script itself.
     """
     return _first_number(("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"))
+
+
+def shares_cores() -> bool:
+    """Whether the launcher started at least as many ranks on this node as there are cores for them."""
+    names = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+    return (_first_number(names) or 1) >= len(os.sched_getaffinity(0))
 
 
 def launched_rank() -> int:

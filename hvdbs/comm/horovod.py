@@ -10,14 +10,17 @@ from typing import NoReturn
 
 import torch
 
+from hvdbs.comm import PeerFailure, shares_cores
+
 # Before Horovod starts: its core would otherwise regroup small tensors by when they happen to arrive, which changes the
 # order of summation from run to run. The buckets of gradients.py are the only grouping.
 os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
+if shares_cores():
+    # Open MPI spins while it waits: on shared cores that is the time of the very ranks it waits for.
+    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
 
 import horovod.torch as hvd
 from horovod.common.exceptions import HorovodInternalError
-
-from hvdbs.comm import PeerFailure
 
 _PART_BYTES = 2**30  # MPI counts in C ints
 
@@ -63,8 +66,11 @@ class Horovod:
             return _Sum(hvd.allreduce_async_(tensor, name=name, op=hvd.Sum))
 
     def broadcast(self, tensor: torch.Tensor, name: str) -> None:
+        dense = tensor.contiguous()  # Horovod takes no other layout: a channels_last weight goes through a copy
         with _peers():
-            hvd.broadcast_(tensor, root_rank=0, name=name)
+            hvd.broadcast_(dense, root_rank=0, name=name)
+        if dense is not tensor:
+            tensor.copy_(dense)
 
     def broadcast_bytes(self, data: bytes | None) -> bytes:
         size = torch.tensor([len(data or b"")], dtype=torch.int64)

@@ -1,0 +1,213 @@
+"""Puts a run together from its config: device, data, schedule, model, checkpoint, run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from hvdbs import checkpoint, console, planning
+from hvdbs.checkpoint import Saver, State
+from hvdbs.comm import Communicator, agree
+from hvdbs.config import Config, to_yaml, training_fields
+from hvdbs.data.sources import open_source
+from hvdbs.environment import environment
+from hvdbs.errors import HvdbsError, refusal
+from hvdbs.loop import Run
+from hvdbs.metrics import RunDirectory
+from hvdbs.model import build_model
+from hvdbs.progress import Progress
+from hvdbs.recorder import Account, Silent, Totals
+from hvdbs.records import PlanRow
+from hvdbs.schedule import decide, resolve
+from hvdbs.step import Replica, Requests
+
+STOP_FILE = "stop"  # in the run directory; whoever makes it stops the run at the next window boundary
+
+
+@contextmanager
+def agreed(comm: Communicator) -> Iterator[None]:
+    """Collective. An HvdbsError inside, on any rank, becomes an AgreedError on all."""
+    error = None
+    try:
+        yield
+    except HvdbsError as problem:
+        error = str(problem)
+    agree(comm, error)
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A run that is ready to start at ``progress``.
+
+    ``files``, ``display`` and ``account`` are rank 0's, and None if the run is ``complete``: trained and summed up.
+    """
+
+    run: Run
+    progress: Progress
+    best_top1: float | None
+    plan: list[PlanRow]
+    out: Path
+    files: RunDirectory | None
+    display: console.Display | None
+    account: Account | None
+    complete: bool
+
+
+def run_directory(comm: Communicator, config_name: str | None, out: str | None, resume: str | None) -> Path:
+    """Collective. Where to write: ``--out``, the run of the checkpoint that is resumed, or runs/<recipe>-<time>."""
+    if out is not None:
+        return Path(out)
+    if resume == "auto":
+        raise refusal("--resume", "auto", "needs --out, the run directory to go on in")
+    if resume is not None:
+        path = Path(resume).resolve()
+        return next((p.parent for p in (path, *path.parents) if p.name == "checkpoints"), path)
+    name = Path(config_name).stem if config_name else "run"
+    stamp = time.strftime("%Y%m%d-%H%M%S").encode()
+    return Path("runs") / f"{name}-{comm.broadcast_bytes(stamp).decode()}"
+
+
+def assemble(
+    config: Config,
+    comm: Communicator,
+    out: Path,
+    resume: str | None,
+    requests: Requests,
+    say: Callable[[str], None],
+) -> Assembled:
+    """Collective. Raises AgreedError for whatever is wrong; ``out`` is not touched then."""
+    with agreed(comm):
+        device = choose_device(config, comm)
+    settle(config, comm, device)
+    with agreed(comm):
+        source = open_source(config, comm, device, say)
+    with agreed(comm):
+        n = source.train_samples
+        schedule = resolve(config.schedule, n)
+        period = planning.evaluation_period(config, n)
+        classes = config.model.classes or len(source.classes)
+        if classes < len(source.classes):
+            raise refusal("model.classes", classes, f"is less than the {len(source.classes)} classes of the data")
+        config = replace(  # with the sizes of the data, so that a run is not resumed on other data
+            config, data=replace(config.data, train_samples=n), model=replace(config.model, classes=classes)
+        )
+        plan = planning.plan(config, schedule, n, planning.meta_model(config, classes), comm.world_size)
+        model = initial_model(config, classes, device)
+    state, found = restore(config, comm, out, resume, device, say)
+    replica = Replica(model, config, comm)
+    for name, tensor in model.state_dict().items():
+        comm.broadcast(tensor, f"initial.{name}")
+    progress, best, totals = Progress(), None, Totals()
+    if state is not None:
+        model.load_state_dict(state.model)
+        replica.optimizer.load_state_dict(state.optimizer)
+        progress, best, totals = state.progress, state.best_top1, Totals.of(state.totals)
+    about = {"host": socket.gethostname(), "device": device_name(device)}
+    everyone = [json.loads(text) for text in comm.gather_bytes(json.dumps(about).encode())]
+    unsaid = comm.broadcast_bytes(b"1" if comm.rank == 0 and _cut_off(out, found) else b"0") == b"1"
+    complete = decide(schedule, progress) is None and not unsaid
+    files, display, account = None, None, None
+    with agreed(comm):
+        if comm.rank == 0 and not complete:
+            facts = environment(
+                comm.world_size, comm.backend, [e["host"] for e in everyone], [e["device"] for e in everyone]
+            )
+            about_run = (to_yaml(config), facts, plan, config.logging.tensorboard)
+            try:
+                if resume is None:
+                    files = RunDirectory.create(out, *about_run)
+                else:
+                    files = RunDirectory.resume(out, progress, *about_run)
+                (out / STOP_FILE).unlink(missing_ok=True)  # of a run that was ended before it could heed it
+            except OSError as error:
+                raise HvdbsError(
+                    f"--out: {error.filename or out} cannot be written: {error.strerror or error}"
+                ) from None
+            display = console.Display(plan[-1].samples_end, config.logging.line_seconds)
+            account = Account(config, comm, schedule, n, files, display, totals)
+    saver = Saver(out / "checkpoints", config, comm, found)
+
+    def stop_asked() -> bool:
+        return comm.rank == 0 and (out / STOP_FILE).exists()
+
+    run = Run(config, comm, source, schedule, replica, account or Silent(), saver, requests, period, stop_asked)
+    return Assembled(run, progress, best, plan, out, files, display, account, complete)
+
+
+def _cut_off(out: Path, found: Path | None) -> bool:
+    """Whether the run in ``out``, resumed from ``found``, was ended before it could say that it has finished."""
+    if found is None or found.parent.resolve() != (out / "checkpoints").resolve():
+        return False
+    try:
+        outcome: object = json.loads((out / "exit.json").read_text())["outcome"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return True
+    return outcome != "finished"
+
+
+def choose_device(config: Config, comm: Communicator) -> torch.device:
+    """The rank's own GPU, or the CPU. Raises HvdbsError if one is asked for that is not there."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.device == "cpu" or (config.device == "auto" and count == 0):
+        return torch.device("cpu")
+    if count == 0:
+        raise refusal("device", "cuda", "is asked for, but torch sees no GPU", "device: cpu")
+    return torch.device("cuda", comm.local_rank % count)
+
+
+def settle(config: Config, comm: Communicator, device: torch.device) -> None:
+    """Threads of this rank and which kernels torch may use."""
+    cores = len(os.sched_getaffinity(0))
+    torch.set_num_threads(config.threads or max(1, cores // comm.local_size))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with a fixed workspace
+        torch.backends.cudnn.benchmark = not config.deterministic
+    torch.use_deterministic_algorithms(config.deterministic)
+
+
+def initial_model(config: Config, classes: int, device: torch.device) -> nn.Module:
+    """The network in training mode, its weights drawn on the CPU from the seed."""
+    torch.manual_seed(config.seed)
+    model = build_model(config.model, classes).to(getattr(torch, config.dtype))
+    layout = torch.channels_last if config.model.channels_last else torch.contiguous_format
+    return model.to(device).to(memory_format=layout).train()
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def restore(
+    config: Config,
+    comm: Communicator,
+    out: Path,
+    resume: str | None,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> tuple[State | None, Path | None]:
+    """Collective. The state to go on from and its folder: rank 0 finds, checks and reads it, the others are sent it."""
+    if resume is None:
+        return None, None
+    found, data = None, b""
+    with agreed(comm):
+        if comm.rank == 0:
+            found = checkpoint.find(out, resume, say)
+            data = b"" if found is None else (found / "model.pt").read_bytes()
+    data = comm.broadcast_bytes(data)
+    if not data:
+        say(f"no checkpoint in {out} yet: starting from the beginning")
+        return None, None
+    with agreed(comm):
+        state = checkpoint.load(data, device)
+        checkpoint.same_training(state, training_fields(config), found or out)
+    return state, found

@@ -1,0 +1,226 @@
+"""Checkpoints: folders that are either whole or not there, read safely.
+
+``checkpoints/step-N/model.pt`` holds the replicated state, written by rank 0. A folder is whole once its
+``manifest.json`` stands, with the size and sha256 of each file; each file is written under a temporary name, synced and
+renamed. The ``latest`` pointer moves last.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import torch
+
+from hvdbs.comm import Communicator, agree
+from hvdbs.config import Config, training_fields
+from hvdbs.errors import HvdbsError, refusal
+from hvdbs.files import atomic_writer, write_atomically
+from hvdbs.progress import Progress
+from hvdbs.step import Replica
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class State:
+    """What a checkpoint holds.
+
+    ``model`` and ``optimizer`` are state_dicts; ``training`` the config's training fields by name, to compare with;
+    ``totals`` what rank 0 has counted and timed so far; ``best_top1`` the best score of an evaluation, or None.
+    """
+
+    progress: Progress
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    training: dict[str, Any]
+    world_size: int
+    best_top1: float | None
+    totals: dict[str, Any]
+
+
+class Saver:
+    """Writes a run's checkpoints under ``folder`` and knows the newest; rank 0 keeps the clock of every_minutes."""
+
+    def __init__(self, folder: Path, config: Config, comm: Communicator, latest: Path | None) -> None:
+        self.latest = latest
+        self._folder = folder
+        self._config = config
+        self._comm = comm
+        self._saved_at = monotonic()
+
+    def minutes_are_up(self) -> bool:
+        """Whether rank 0's clock asks for a checkpoint; the answer reaches the others with the next window's carry."""
+        minutes = self._config.checkpoint.every_minutes
+        return self._comm.rank == 0 and minutes > 0 and monotonic() - self._saved_at >= 60 * minutes
+
+    def save(
+        self,
+        replica: Replica,
+        progress: Progress,
+        best_top1: float | None,
+        totals: dict[str, Any],
+        better: bool,
+    ) -> None:
+        """Collective. Write ``step-N`` from rank 0, move ``latest`` (if ``better`` also ``best``), drop what is old.
+
+        Raises AgreedError on every rank if rank 0 cannot write; the checkpoints before it are still whole then.
+        """
+        target = self._folder / f"step-{progress.step}"
+        error = None
+        if self._comm.rank == 0:
+            state = State(
+                progress,
+                replica.model.state_dict(),
+                replica.optimizer.state_dict(),
+                training_fields(self._config),
+                self._comm.world_size,
+                best_top1,
+                totals,
+            )
+            try:
+                self._write(target, state, better)
+            except (OSError, RuntimeError) as problem:
+                cause = problem.__context__ or problem  # torch.save hides a full disk behind an error of its own
+                error = f"checkpoint {target}: cannot be written ({cause}); last whole one: {self.latest or 'none'}"
+        agree(self._comm, error)
+        self.latest = target
+        self._saved_at = monotonic()
+
+    def _write(self, target: Path, state: State, better: bool) -> None:
+        # A folder of that name without a manifest is what a killed job left; with one, it is this state written before.
+        (target / "manifest.json").unlink(missing_ok=True)
+        target.mkdir(parents=True, exist_ok=True)
+        content = {"format": FORMAT, **{name: getattr(state, name) for name in State.__dataclass_fields__}}
+        content["progress"] = asdict(state.progress)
+        with atomic_writer(target / "model.pt") as file:
+            torch.save(content, file)
+        manifest = {"format": FORMAT, "files": {"model.pt": _fingerprint(target / "model.pt")}}
+        write_atomically(target / "manifest.json", json.dumps(manifest, indent=2).encode())
+        write_atomically(self._folder / "latest", f"{target.name}\n".encode())
+        if better and self._config.checkpoint.keep_best:
+            write_atomically(self._folder / "best", f"{target.name}\n".encode())
+        _drop_old(self._folder, self._config.checkpoint.keep_last)
+
+
+def _fingerprint(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        return {"bytes": path.stat().st_size, "sha256": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _drop_old(folder: Path, keep_last: int) -> None:
+    kept = {_pointed(folder, "latest"), _pointed(folder, "best")}
+    # Folders without a manifest, which killed jobs left, neither count nor stay.
+    folders = _newest_first(folder)
+    whole = [path for path in folders if (path / "manifest.json").exists()]
+    for old in folders:
+        if old not in whole[:keep_last] and old.name not in kept:
+            # The manifest first, so that a half-deleted folder is never taken for whole.
+            (old / "manifest.json").unlink(missing_ok=True)
+            shutil.rmtree(old, ignore_errors=True)
+
+
+def _pointed(folder: Path, name: str) -> str | None:
+    try:
+        return (folder / name).read_text().strip()
+    except OSError:
+        return None
+
+
+def _newest_first(folder: Path) -> list[Path]:
+    steps = [p for p in folder.glob("step-*") if p.name.removeprefix("step-").isdigit()]
+    return sorted(steps, key=lambda p: int(p.name.removeprefix("step-")), reverse=True)
+
+
+def fault(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint folder, or None if it is whole."""
+    try:
+        manifest = json.loads((checkpoint / "manifest.json").read_text())
+        for name, expected in {"model.pt": None, **manifest["files"]}.items():
+            if "/" in name or _fingerprint(checkpoint / name) != expected:
+                return f"{name} is not what manifest.json says"
+    except OSError as error:
+        return f"{Path(str(error.filename)).name} is missing or unreadable"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return "manifest.json is damaged"
+    return None
+
+
+def find(out: Path, resume: str, say: Callable[[str], None]) -> Path | None:
+    """The checkpoint folder that ``--resume`` means: ``auto``, the newest whole one of run ``out``, or a path.
+
+    A path names a checkpoint, a run directory or its checkpoints. None if ``auto`` finds no checkpoint at all. Raises
+    HvdbsError if there are some but none is whole, if the path is no whole checkpoint, or if it is not the newest of
+    ``out`` itself, whose later ones would stand in the way.
+    """
+    if resume == "auto":
+        return _newest_whole(out / "checkpoints", say)
+    path = Path(resume)
+    for folder in (path / "checkpoints", path):
+        if (whole := _newest_whole(folder, say)) is not None:
+            path = whole
+            break
+    if (problem := fault(path)) is not None:
+        raise refusal(
+            "--resume",
+            path,
+            f"is no whole checkpoint ({problem})",
+            "--resume auto takes the newest whole one",
+        )
+    newest = _newest_whole(out / "checkpoints", say)
+    if newest is not None and path.parent.resolve() == newest.parent.resolve() and path.name != newest.name:
+        raise refusal(
+            "--resume",
+            path,
+            f"is older than {newest.name} of the same run",
+            "name another --out, or use --resume auto",
+        )
+    return path
+
+
+def _newest_whole(folder: Path, say: Callable[[str], None]) -> Path | None:
+    faults: list[str] = []
+    for checkpoint in _newest_first(folder):
+        if (problem := fault(checkpoint)) is None:
+            if faults:
+                say(f"resuming from {checkpoint}; passed over {', '.join(faults)}")
+            return checkpoint
+        faults.append(f"{checkpoint.name} ({problem})")
+    if _pointed(folder, "latest") is not None:
+        raise HvdbsError(f"--resume: no whole checkpoint in {folder}: {', '.join(faults) or 'all are gone'}")
+    return None
+
+
+def load(data: bytes, device: torch.device) -> State:
+    """The State in the bytes of a model.pt. Nothing in it is executed. Raises HvdbsError if it is not one of hvdbs."""
+    try:
+        content = torch.load(io.BytesIO(data), map_location=device, weights_only=True)
+        if content["format"] != FORMAT:
+            raise refusal("checkpoint: format", content["format"], "is not known", f"{FORMAT}")
+        content["progress"] = Progress(**content["progress"])
+        return State(**{name: content[name] for name in State.__dataclass_fields__})
+    except HvdbsError:
+        raise
+    except Exception as error:  # whatever torch makes of bytes that are something else
+        # torch goes on to tell how a file that is not trusted could be loaded all the same.
+        reason = str(error).split(". ")[0]
+        raise HvdbsError(f"checkpoint: model.pt is not one of hvdbs ({type(error).__name__}: {reason})") from None
+
+
+def same_training(state: State, training: dict[str, Any], checkpoint: Path) -> None:
+    """Raises HvdbsError listing the fields in which the checkpoint's config differs from ``training``."""
+    names = sorted({*state.training, *training})
+    differ = [n for n in names if state.training.get(n) != training.get(n)]
+    if differ:
+        listed = ", ".join(f"{n}: {state.training.get(n)} there, {training.get(n)} here" for n in differ[:5])
+        more = f" and {len(differ) - 5} more" if len(differ) > 5 else ""
+        raise HvdbsError(
+            f"--resume: {checkpoint} is of another training ({listed}{more}); start anew with another --out"
+        )

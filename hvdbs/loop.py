@@ -1,0 +1,98 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hvdbs.batching import Window
+from hvdbs.checkpoint import Saver
+from hvdbs.comm import AgreedError, Communicator
+from hvdbs.config import Config
+from hvdbs.data import Source
+from hvdbs.evaluation import Scores, evaluate
+from hvdbs.progress import Progress, crossed
+from hvdbs.recorder import Recorder
+from hvdbs.replicas import compare, state_digest
+from hvdbs.schedule import Schedule, decide, requests_of
+from hvdbs.step import Replica, Requests
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that a run is made of.
+
+    ``evaluation_period`` in samples, 0 for the end alone. ``stop_asked``: whether this rank is asked to stop by other
+    means than ``requests``; called before each window.
+    """
+
+    config: Config
+    comm: Communicator
+    source: Source
+    schedule: Schedule
+    replica: Replica
+    recorder: Recorder
+    saver: Saver
+    requests: Requests
+    evaluation_period: int
+    stop_asked: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Where a run ended, with the last scores if there are any; ``finished``: at the end of its schedule."""
+
+    progress: Progress
+    scores: Scores | None
+    finished: bool
+
+
+def train(run: Run, progress: Progress, best_top1: float | None) -> Outcome:
+    """Collective. Train from ``progress`` to the end of the schedule, or until a rank asks to stop.
+
+    Raises AgreedError, on every rank, if the loss is not finite, replicas differ or a checkpoint cannot be written.
+    """
+    config, comm, replica, recorder = run.config, run.comm, run.replica, run.recorder
+    evaluation_micro_batch = config.evaluation.micro_batch or config.micro_batch
+    batches = run.source.train(requests_of(run.schedule, progress, config.micro_batch, comm.rank, comm.world_size))
+    stage, scores = None, None
+    decision = decide(run.schedule, progress)
+    if decision is None:  # it was ended after its last checkpoint, before its summary: the scores are wanted again
+        scores = evaluate(replica.model, replica.preprocess, run.source, comm, evaluation_micro_batch)
+    while decision is not None:
+        if decision.stage != stage:
+            stage = decision.stage
+            compare(comm, decision, state_digest(replica.model, replica.optimizer))
+            recorder.enter(stage, progress)
+        run.requests.checkpoint = run.saver.minutes_are_up()
+        if run.stop_asked():
+            run.requests.stop = True
+        window = Window(progress.samples_seen, decision.global_batch, config.micro_batch)
+        want_norm = recorder.wants_norm(progress)
+        applied = replica.run(window, decision, progress.step, batches, run.requests, want_norm=want_norm)
+        before, progress = progress, progress.after(decision.global_batch)
+        if not math.isfinite(applied.loss):
+            raise AgreedError(
+                f"loss: {applied.loss} at step {progress.step} (stage {stage}, sample {before.samples_seen} on) is not "
+                f"finite; last whole checkpoint: {run.saver.latest or 'none'}; a lower lr or longer warm-up may do"
+            )
+        upcoming = decide(run.schedule, progress)
+        ends = upcoming is None or upcoming.stage != stage
+        recorder.applied(stage, decision.lr, before, progress, applied, replica, ends)
+
+        better = False
+        if upcoming is None or crossed(run.evaluation_period, before.samples_seen, progress.samples_seen):
+            scores = evaluate(replica.model, replica.preprocess, run.source, comm, evaluation_micro_batch)
+            better = best_top1 is None or scores.top1 > best_top1
+            best_top1 = scores.top1 if better else best_top1
+            recorder.evaluated(stage, progress, scores)
+
+        due = crossed(config.checkpoint.every_samples, before.samples_seen, progress.samples_seen)
+        best = better and config.checkpoint.keep_best
+        if due or best or applied.checkpoint or applied.stop or upcoming is None:
+            run.saver.save(replica, progress, best_top1, recorder.totals(), best)
+        if applied.stop and upcoming is not None:
+            return Outcome(progress, scores, finished=False)
+        decision = upcoming
+    return Outcome(progress, scores, finished=True)

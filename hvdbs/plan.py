@@ -1,0 +1,73 @@
+"""``python -m hvdbs.plan``: the stage table of a run, without MPI, Horovod, a GPU or, where its size is given, data."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from jsonargparse import ArgumentParser
+
+from hvdbs import command_line, console, planning
+from hvdbs.comm.local import Solo
+from hvdbs.config import Config
+from hvdbs.data.kept import share_index
+from hvdbs.errors import HvdbsError, refusal
+from hvdbs.schedule import resolve
+
+EXAMPLES = """examples:
+  python -m hvdbs.plan --config digits --np 2
+  python -m hvdbs.plan --config imagenet-resnet50 --np 64
+  python -m hvdbs.plan --config my.yaml --np 256 --micro_batch 64"""
+
+
+def parser() -> ArgumentParser:
+    result = command_line.parser(
+        "python -m hvdbs.plan",
+        "Print what a run would do on --np ranks, and what would be refused.",
+        EXAMPLES,
+    )
+    result.add_argument("--np", type=int, default=1, help="ranks")
+    return result
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the plan. Returns 0, or 2 if the run would be refused."""
+    try:
+        config, arguments = command_line.parse(parser(), argv)
+        if arguments.np < 1:
+            raise refusal("--np", arguments.np, "must be at least 1")
+        text = describe(config, arguments.np)
+    except HvdbsError as error:
+        sys.stderr.write(f"hvdbs: error: {error}\n")
+        return 2
+    print(text)
+    return 0
+
+
+def describe(config: Config, world_size: int) -> str:
+    """The stage table for ``world_size`` ranks and its warnings. Raises HvdbsError for what a run would refuse."""
+    train_samples, classes = sizes(config)
+    schedule = resolve(config.schedule, train_samples)
+    planning.evaluation_period(config, train_samples)
+    rows = planning.plan(config, schedule, train_samples, planning.meta_model(config, classes), world_size)
+    return "\n".join([console.stage_table(rows), *planning.warnings(rows)])
+
+
+def sizes(config: Config) -> tuple[int, int]:
+    """Training samples and classes: from the config where it has them, else from the data's file list."""
+    if config.data.train_samples is not None and config.model.classes is not None:
+        return config.data.train_samples, config.model.classes
+    if config.data.root is None:
+        raise refusal(
+            "data.root",
+            "none given",
+            "but the plan needs the data's size",
+            "give it, or data.train_samples and model.classes",
+        )
+    index = share_index(os.path.expanduser(config.data.root), config.data.index_dir, Solo())
+    return len(index.train), config.model.classes or len(index.classes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

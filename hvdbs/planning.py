@@ -1,0 +1,109 @@
+"""The stage table of a run, and what is refused before anything starts. Needs neither MPI, Horovod nor a GPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hvdbs.batch_norm import RunningStatistics
+from hvdbs.batching import dealing, less_idle_micro_batch
+from hvdbs.config import Config
+from hvdbs.costs import reduced_bytes
+from hvdbs.errors import refusal
+from hvdbs.model import build_model
+from hvdbs.optim import effective_lr
+from hvdbs.records import PlanRow
+from hvdbs.schedule import Length, Schedule, Stage, spans
+
+_IDLE_SHARE_WARNED = 0.2
+
+
+def plan(config: Config, schedule: Schedule, train_samples: int, model: nn.Module, world_size: int) -> list[PlanRow]:
+    """One row per stage of what ``world_size`` ranks would do with ``model``, which is on the meta device.
+
+    Raises HvdbsError for a micro-batch that batch norm cannot take.
+    """
+    rows = []
+    nbytes = update_bytes(model)
+    for span in spans(schedule):
+        stage = span.stage
+        if span.steps and _last_size(stage.global_batch, config.micro_batch) == 1:
+            _refuse_single_sample(stage, config, model)
+        dealt = dealing(stage.global_batch, config.micro_batch, world_size)
+        rows.append(
+            PlanRow(
+                stage=stage.index,
+                epochs_begin=span.begin / train_samples,
+                epochs_end=span.end / train_samples,
+                samples_begin=span.begin,
+                samples_end=span.end,
+                global_batch=stage.global_batch,
+                micro_batch=config.micro_batch,
+                world_size=world_size,
+                micro_batches_busiest=dealt.busiest,
+                micro_batches_idlest=dealt.idlest,
+                idle_share=dealt.idle_share,
+                lr=stage.lr,
+                weight_decay=stage.weight_decay,
+                effective_lr=effective_lr(stage.lr, config.optimizer.momentum),
+                steps=span.steps,
+                reduced_bytes=span.steps * nbytes,
+            )
+        )
+    return rows
+
+
+def _last_size(global_batch: int, micro_batch: int) -> int:
+    return (global_batch - 1) % micro_batch + 1
+
+
+def _refuse_single_sample(stage: Stage, config: Config, model: nn.Module) -> None:
+    """Try one sample on the meta device: batch norm refuses it where nothing but the batch is left to average over."""
+    size = config.data.image_size
+    try:
+        model.train()(torch.empty(1, 3, size, size, device="meta", dtype=getattr(torch, config.dtype)))
+    except ValueError:
+        rule = f"which batch norm in {config.model.name} at {size} pixels cannot take"
+        if config.micro_batch == 1:
+            raise refusal("micro_batch", 1, f"leaves single samples, {rule}", "at least 2") from None
+        raise refusal(
+            f"stage {stage.index}: global_batch",
+            stage.global_batch,
+            f"leaves a last micro-batch of 1 sample (micro_batch {config.micro_batch}), {rule}",
+            f"{stage.global_batch - 1} or {stage.global_batch + 1}",
+        ) from None
+
+
+def warnings(rows: list[PlanRow]) -> list[str]:
+    """What a person should know about a plan that is allowed: stages that leave many ranks idle, or never run."""
+    lines = []
+    for row in rows:
+        if row.steps == 0:
+            lines.append(f"warning: stage {row.stage} never runs: the window that ends before it runs past its end")
+        elif row.idle_share > _IDLE_SHARE_WARNED:
+            better = less_idle_micro_batch(row.global_batch, row.micro_batch, row.world_size)
+            advice = f"micro_batch {better} would do better" if better else "fewer ranks would do the same work"
+            lines.append(
+                f"warning: stage {row.stage}: {row.idle_share:.0%} of the ranks' turns are idle "
+                f"(global_batch {row.global_batch}, micro_batch {row.micro_batch}, {row.world_size} ranks); {advice}"
+            )
+    return lines
+
+
+def update_bytes(model: nn.Module) -> int:
+    """Bytes that one rank hands to allreduce in one update of ``model``."""
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return reduced_bytes(parameters, RunningStatistics(model).size)
+
+
+def meta_model(config: Config, classes: int) -> nn.Module:
+    """The network without memory for its weights: shapes and bytes only."""
+    with torch.device("meta"):
+        model = build_model(config.model, classes)
+    return model.to(getattr(torch, config.dtype))
+
+
+def evaluation_period(config: Config, train_samples: int) -> int:
+    """Samples between evaluations; 0 for the end alone."""
+    every = config.evaluation.every_epochs
+    return Length(epochs=every).in_samples("evaluation.every_epochs", train_samples) if every else 0

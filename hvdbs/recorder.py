@@ -1,0 +1,296 @@
+"""Turns what the loop does into rows and lines, on rank 0."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hvdbs.batching import Window
+from hvdbs.comm import Communicator
+from hvdbs.config import Config
+from hvdbs.console import Display
+from hvdbs.evaluation import Scores
+from hvdbs.metrics import RunDirectory
+from hvdbs.model import group_of
+from hvdbs.optim import effective_lr
+from hvdbs.progress import Progress, crossed
+from hvdbs.records import DecisionRow, EvalRow, LayerRow, StageRow, StepRow
+from hvdbs.schedule import Schedule
+from hvdbs.step import Applied, Replica
+
+_SECONDS = ("data_seconds", "compute_seconds", "exposed_communication_seconds", "optimizer_seconds")
+
+
+@dataclass
+class Sums:
+    """Counts and seconds of some windows, on rank 0. ``seconds``: evaluations and checkpoints left out."""
+
+    steps: int = 0
+    samples: int = 0
+    collectives: int = 0
+    reduced_bytes: int = 0
+    seconds: float = 0.0
+    data_seconds: float = 0.0
+    compute_seconds: float = 0.0
+    exposed_communication_seconds: float = 0.0
+    optimizer_seconds: float = 0.0
+
+    def add(self, samples: int, applied: Applied, replica: Replica) -> None:
+        self.steps += 1
+        self.samples += samples
+        self.collectives += replica.collectives
+        self.reduced_bytes += replica.reducer.reduced_bytes
+        for name in _SECONDS:
+            spent = getattr(applied, name)
+            setattr(self, name, getattr(self, name) + spent)
+            self.seconds += spent
+
+    @property
+    def samples_per_second(self) -> float | None:
+        return self.samples / self.seconds if self.seconds else None
+
+
+@dataclass
+class Totals:
+    """Sums over the run, over the stage under way and since the last row of steps.csv; kept in checkpoints.
+
+    ``stage``: the index of the stage under way, None before the first; ``stage_begin``: samples_seen where it began.
+    """
+
+    run: Sums = field(default_factory=Sums)
+    in_stage: Sums = field(default_factory=Sums)
+    since_row: Sums = field(default_factory=Sums)
+    stage: int | None = None
+    stage_begin: int = 0
+
+    @classmethod
+    def of(cls, saved: dict[str, Any]) -> Totals:
+        """The inverse of dataclasses.asdict; an empty mapping is a run that has not begun."""
+        if not saved:
+            return cls()
+        sums = {name: Sums(**saved[name]) for name in ("run", "in_stage", "since_row")}
+        return cls(**sums, stage=saved["stage"], stage_begin=saved["stage_begin"])
+
+
+class Recorder(Protocol):
+    """What the loop reports to."""
+
+    def wants_norm(self, progress: Progress) -> bool:
+        """Whether the update that starts at ``progress`` gets a row, and so needs its gradient norm."""
+        ...
+
+    def enter(self, stage: int, progress: Progress) -> None:
+        """``stage`` begins at ``progress``, or goes on after a resume."""
+        ...
+
+    def applied(
+        self,
+        stage: int,
+        lr: float,
+        before: Progress,
+        progress: Progress,
+        applied: Applied,
+        replica: Replica,
+        ends: bool,
+    ) -> None:
+        """An update was made with ``lr``; ``ends``: it was the last one of ``stage``."""
+        ...
+
+    def evaluated(self, stage: int, progress: Progress, scores: Scores) -> None: ...
+
+    def totals(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the account, as plain data; the rows so far are made durable first."""
+        ...
+
+
+class Silent:
+    """The recorder of every rank but 0."""
+
+    def wants_norm(self, progress: Progress) -> bool:
+        return False
+
+    def enter(self, stage: int, progress: Progress) -> None:
+        return None
+
+    def applied(
+        self,
+        stage: int,
+        lr: float,
+        before: Progress,
+        progress: Progress,
+        applied: Applied,
+        replica: Replica,
+        ends: bool,
+    ) -> None:
+        return None
+
+    def evaluated(self, stage: int, progress: Progress, scores: Scores) -> None:
+        return None
+
+    def totals(self) -> dict[str, Any]:
+        return {}
+
+
+class Account:
+    """The recorder of rank 0: the run directory's rows, the display, and the totals behind them."""
+
+    def __init__(
+        self,
+        config: Config,
+        comm: Communicator,
+        schedule: Schedule,
+        train_samples: int,
+        files: RunDirectory,
+        display: Display,
+        totals: Totals,
+    ) -> None:
+        self.counted = totals
+        self._config = config
+        self._comm = comm
+        self._schedule = schedule
+        self._train_samples = train_samples
+        self._files = files
+        self._display = display
+
+    def wants_norm(self, progress: Progress) -> bool:
+        return (progress.step + 1) % self._config.logging.every_steps == 0
+
+    def enter(self, stage: int, progress: Progress) -> None:
+        counted = self.counted
+        if counted.stage == stage:
+            return
+        new = self._schedule.stages[stage]
+        old = None if counted.stage is None else self._schedule.stages[counted.stage]
+        counted.stage, counted.stage_begin, counted.in_stage = stage, progress.samples_seen, Sums()
+        reason = f"stage {stage} of method {self._config.schedule.method} begins at sample {new.begin}"
+        for name in ("global_batch", "lr", "weight_decay"):
+            value = getattr(new, name)
+            before = None if old is None else getattr(old, name)
+            if value != before:
+                inputs = json.dumps(dataclasses.asdict(progress))
+                self._files.decision(
+                    DecisionRow(
+                        progress.step + 1,
+                        progress.samples_seen,
+                        stage,
+                        "schedule",
+                        name,
+                        before,
+                        value,
+                        inputs,
+                        reason,
+                    )
+                )
+
+    def applied(
+        self,
+        stage: int,
+        lr: float,
+        before: Progress,
+        progress: Progress,
+        applied: Applied,
+        replica: Replica,
+        ends: bool,
+    ) -> None:
+        counted = self.counted
+        for sums in (counted.run, counted.in_stage, counted.since_row):
+            sums.add(progress.samples_seen - before.samples_seen, applied, replica)
+        row = self._step_row(stage, lr, progress, applied)
+        self._display.step(row)
+        if applied.gradient_norm is not None:
+            self._files.step(row)
+            counted.since_row = Sums()
+        if ends or crossed(self._train_samples, before.samples_seen, progress.samples_seen):
+            self._files.layers(self._layer_rows(progress, replica))
+        if ends:
+            self._files.stage(self._stage_row(stage, lr, progress))
+
+    def evaluated(self, stage: int, progress: Progress, scores: Scores) -> None:
+        row = EvalRow(
+            progress.step,
+            progress.samples_seen,
+            self._epoch(progress),
+            stage,
+            scores.loss,
+            scores.top1,
+            scores.top5,
+            scores.samples,
+        )
+        self._files.evaluation(row)
+        self._display.evaluation(row)
+
+    def totals(self) -> dict[str, Any]:
+        self._files.sync()
+        return dataclasses.asdict(self.counted)
+
+    def _epoch(self, progress: Progress) -> float:
+        return progress.samples_seen / self._train_samples
+
+    def _step_row(self, stage: int, lr: float, progress: Progress, applied: Applied) -> StepRow:
+        since, planned = self.counted.since_row, self._schedule.stages[stage]
+        return StepRow(
+            step=progress.step,
+            samples_seen=progress.samples_seen,
+            epoch=self._epoch(progress),
+            stage=stage,
+            global_batch=planned.global_batch,
+            lr=lr,
+            weight_decay=planned.weight_decay,
+            loss=applied.loss,
+            gradient_norm=math.nan if applied.gradient_norm is None else applied.gradient_norm,
+            noise_scale=None,
+            samples_per_second=since.samples_per_second,
+            data_seconds=since.data_seconds,
+            compute_seconds=since.compute_seconds,
+            exposed_communication_seconds=since.exposed_communication_seconds,
+            imbalance_seconds=None,
+            communication_seconds=None,
+            optimizer_seconds=since.optimizer_seconds,
+            reduced_bytes=since.reduced_bytes,
+            collectives=since.collectives,
+        )
+
+    def _stage_row(self, stage: int, lr: float, progress: Progress) -> StageRow:
+        sums, planned = self.counted.in_stage, self._schedule.stages[stage]
+        window = Window(0, planned.global_batch, self._config.micro_batch)
+        return StageRow(
+            stage=stage,
+            method=self._config.schedule.method,
+            samples_begin=self.counted.stage_begin,
+            samples_end=progress.samples_seen,
+            global_batch=planned.global_batch,
+            micro_batch=self._config.micro_batch,
+            accumulation_steps=-(-window.micro_batches // self._comm.world_size),
+            world_size=self._comm.world_size,
+            lr=lr,
+            weight_decay=planned.weight_decay,
+            effective_lr=effective_lr(lr, self._config.optimizer.momentum),
+            steps=sums.steps,
+            reduced_bytes=sums.reduced_bytes,
+            seconds=sums.seconds,
+            samples_per_second=sums.samples_per_second,
+            exposed_communication_seconds=sums.exposed_communication_seconds,
+            data_seconds=sums.data_seconds,
+        )
+
+    def _layer_rows(self, progress: Progress, replica: Replica) -> list[LayerRow]:
+        """One row per parameter tensor, with the last window's mean gradient."""
+        rows = []
+        for name, parameter in replica.model.named_parameters():
+            if parameter.grad is not None:
+                rows.append(
+                    LayerRow(
+                        progress.step,
+                        progress.samples_seen,
+                        self._epoch(progress),
+                        name,
+                        group_of(name, parameter),
+                        parameter.detach().norm().item(),
+                        parameter.grad.norm().item(),
+                        None,
+                    )
+                )
+        return rows
