@@ -163,6 +163,8 @@ def find(out: Path, resume: str, say: Callable[[str], None]) -> Path | None:
     if resume == "auto":
         return _newest_whole(out / "checkpoints", say)
     path = Path(resume)
+    if not path.exists():
+        raise refusal("--resume", path, "does not exist", "--resume auto takes the newest whole checkpoint of --out")
     for folder in (path / "checkpoints", path):
         if (whole := _newest_whole(folder, say)) is not None:
             path = whole

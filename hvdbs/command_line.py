@@ -7,17 +7,21 @@ A packaged recipe is named without a path (``--config digits``); any field is ov
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import difflib
 import os
 import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 
 from hvdbs.config import Config, check, to_yaml
 from hvdbs.errors import HvdbsError, refusal, suggestion
+from hvdbs.schedule import StageConfig
 
 RECIPES = Path(__file__).parent / "recipes"
 
@@ -49,7 +53,12 @@ def parser(prog: str, description: str, examples: str) -> ArgumentParser:
     # Else a config could name a class of any module in place of a section, and reading it would import that module.
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=["hvdbs.schedule.StageConfig"])
     result = ArgumentParser(
-        prog=prog, description=description, epilog=examples, exit_on_error=False, formatter_class=_Help
+        prog=prog,
+        description=description,
+        epilog=examples,
+        exit_on_error=False,
+        formatter_class=_Help,
+        allow_abbrev=False,  # a misspelt option is an error, not another one
     )
     result.add_argument("--config", metavar="FILE|RECIPE", help=f"YAML file, or one of: {', '.join(recipes())}")
     result.add_argument("--print_config", action="store_true", help="print every field as YAML and exit")
@@ -92,13 +101,67 @@ def _read_file(command: ArgumentParser, arguments: list[str]) -> Namespace | Non
         return None
     path = recipe_path(name)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except yaml.MarkedYAMLError as error:
+        place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        raise HvdbsError(f"--config: {path} cannot be read as YAML: {place}{error.problem}") from None
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise HvdbsError(f"--config: {path} cannot be read as YAML: {error}") from None
     if not isinstance(data, dict):
-        raise refusal("--config", path, f"holds {type(data).__name__}, not a mapping of fields")
+        kind = "nothing" if data is None else f"a {type(data).__name__}"
+        raise refusal("--config", path, f"holds {kind}, not a mapping of fields", "--print_config shows them all")
+    _check_names(data, Config, "")
     space: Namespace = command.parse_object(data, defaults=False)
     return space
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without code, and without a name that stands twice in one mapping (PyYAML would take the last)."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(problem=f"{key.value} stands there twice", problem_mark=key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _check_names(data: dict[Any, Any], kind: type, prefix: str) -> None:
+    """Raises HvdbsError for a name in ``data`` that dataclass ``kind`` has not, or a section that is no mapping."""
+    hints = get_type_hints(kind)
+    for name, value in data.items():
+        if name not in hints:
+            known = [*(f"{prefix}{one}" for one in hints), *_fields(Config)]
+            raise HvdbsError(f"{prefix}{name}: no such field; {_closest(f'{prefix}{name}', known)}")
+        if not dataclasses.is_dataclass(hints[name]):
+            continue
+        if not isinstance(value, dict):
+            shown = "null" if value is None else value
+            raise refusal(
+                f"{prefix}{name}", shown, f"is not a mapping of its fields ({', '.join(_fields(hints[name]))})"
+            )
+        _check_names(value, hints[name], f"{prefix}{name}.")
+
+
+def _fields(kind: Any, prefix: str = "") -> list[str]:
+    """Dotted names of all values in dataclass ``kind``."""
+    names = []
+    for name, hint in get_type_hints(kind).items():
+        names += _fields(hint, f"{prefix}{name}.") if dataclasses.is_dataclass(hint) else [f"{prefix}{name}"]
+    return names
+
+
+def _closest(name: str, known: Sequence[str]) -> str:
+    """What may be meant: the names with the same last part, else with one spelt like it, in the same section if any."""
+    group, _, leaf = name.rpartition(".")
+    leaves = {one: one.rpartition(".")[2] for one in known}
+    close = [one for one in leaves if leaves[one] == leaf]
+    for within in ([one for one in leaves if one.rpartition(".")[0] == group], leaves):
+        similar = difflib.get_close_matches(leaf, [leaves[one] for one in within], n=1)
+        close = close or [one for one in within if leaves[one] in similar]
+    return f"did you mean {' or '.join(close[:3])}?" if close else "--help lists all"
 
 
 _KINDS = {
@@ -112,37 +175,44 @@ _KINDS = {
 
 
 def _readable(text: str, command: ArgumentParser) -> str:
-    """jsonargparse's message as one line: the field, the value, what it must be, the closest name for an unknown
-    one."""
-    known = [action.dest for action in command._actions if action.dest and action.dest != argparse.SUPPRESS]
-    key = re.search(r'Parser key "([^"]+)"', text)
+    """jsonargparse's message as one line: the field, the value and what it must be, or the name that may be meant."""
+    key = re.match(r'\s*Parser key "([^"]+)"', text)
     field = key.group(1) if key else ""
-    if found := re.search(r"unrecognized arguments: -*([^\s=]+)", text):
-        return f"--{found.group(1)}: no such option; {suggestion(found.group(1), known)}"
-    if found := re.search(r"'([^']+)' (?:is not accepted|does not accept option '([^']+)')", text):
-        inner = re.search(r"Option '([^']+)' is not accepted", text)
-        if field and inner:  # a row of a list
-            return f"{field}: {inner.group(1)} is no field of a row; {suggestion(inner.group(1), _row_fields(text))}"
-        name = f"{found.group(1)}.{found.group(2)}" if found.group(2) else found.group(1)
-        return f"{name}: no such field; {suggestion(name, known)}"
+    if found := re.search(r"Importing '([^']+)'", text):
+        return f"{field or '--config'}: {found.group(1)} is the name of a class, and a config has values only"
+    if found := re.search(r"given class_path '[\w.]+StageConfig':(.*)", text, re.DOTALL):
+        return f"{field}: {_row(found.group(1), command)}"
+    if found := re.search(r"unrecognized arguments: ([^\s=]+)", text):
+        word = found.group(1)
+        own = [action.dest for action in command._actions if "." not in action.dest]
+        known = [*_fields(Config), *(name for name in own if name not in get_type_hints(Config))]
+        return f"{word}: no such option; {_closest(word.lstrip('-'), known)}"
+    if found := re.search(r"Group '([^']+)' does not accept option '([^']+)'", text):
+        name = f"{found.group(1)}.{found.group(2)}"
+        return f"{name}: no such field; {_closest(name, _fields(Config))}"
     if found := re.search(r"Literal\[([^\]]+)\]. Got value: (.*)", text, re.DOTALL):
         choices = re.findall(r"'([^']+)'", found.group(1))
         value = found.group(2).strip()
         return f"{field}: {value} is none of {', '.join(choices)}; {suggestion(value, choices)}"
-    kinds = [_KINDS[name] for name in re.findall(r"Expected a <class '(\w+)'>", text) if name in _KINDS]
+    if found := re.search(r"Unable to load config '([^']*)'", text):
+        return f"{field}: {found.group(1)} is not a mapping of its fields; set them one by one, as --{field}.NAME VALUE"
     value = re.search(r"(?:Given value: |Got value: )(.*)", text)
-    if found := re.search(r"(?:Importing|class_path) '([^']+)'", text):
-        return f"{field or '--config'}: {found.group(1)} is the name of a class, and a config has values only"
-    if "Not a valid subclass of StageConfig" in text and value:
-        row = "{epochs: 1, global_batch: 256, lr: 0.1}"
-        return f"{field}: {value.group(1).split('   ')[0]} is not a row such as {row}"
+    if value and (found := re.search(r"Expected a tuple with (\d+) elements", text)):
+        return f"{field}: {value.group(1).strip()} is not a list of {found.group(1)} numbers"
+    if value and "Not a valid subclass of StageConfig" in text:
+        return (
+            f"{field}: {value.group(1).split('   ')[0]} is not a row such as {{epochs: 1, global_batch: 256, lr: 0.1}}"
+        )
+    kinds = [_KINDS[name] for name in re.findall(r"Expected a <class '(\w+)'>", text) if name in _KINDS]
     if field and kinds and value:
         return f"{field}: {value.group(1).strip()} is not {' or '.join(dict.fromkeys(kinds))}"
     return " ".join(text.split())
 
 
-def _row_fields(text: str) -> list[str]:
-    """Fields of the dataclass that jsonargparse names in ``text``."""
-    from hvdbs.schedule import StageConfig
-
-    return list(StageConfig.__dataclass_fields__) if "StageConfig" in text else []
+def _row(text: str, command: ArgumentParser) -> str:
+    """What is wrong with a row of a stage table."""
+    if found := re.search(r"arguments are required: (.*)", text):
+        return f"a row has no {found.group(1).strip()}; it needs global_batch, lr, and epochs or samples"
+    if found := re.search(r"Option '([^']+)' is not accepted", text):
+        return f"{found.group(1)} is no field of a row; {suggestion(found.group(1), _fields(StageConfig))}"
+    return _readable(text, command)

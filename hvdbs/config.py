@@ -8,9 +8,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, Literal, get_args, get_type_hints
 
 import yaml
 
@@ -268,8 +270,25 @@ def to_yaml(config: Config) -> str:
     return yaml.safe_dump(to_dict(config), sort_keys=False)
 
 
+def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Dotted name, value and type of every field, those in rows of lists included."""
+    hints = get_type_hints(type(section))
+    for name in section.__dataclass_fields__:
+        value = getattr(section, name)
+        if dataclasses.is_dataclass(value):
+            yield from _values(value, f"{prefix}{name}.")
+            continue
+        yield f"{prefix}{name}", value, hints[name]
+        for index, row in enumerate(value if isinstance(value, tuple) else ()):
+            if dataclasses.is_dataclass(row):
+                yield from _values(row, f"{prefix}{name}[{index}].")
+
+
 def check(config: Config) -> None:
     """Rules between fields that need no data. Raises HvdbsError at the first one broken."""
+    for name, value, hint in _values(config):
+        if value is None and NoneType not in get_args(hint):
+            raise refusal(name, "null", "is no value for this field", "leave it out for its default")
     at_least_one = {
         "micro_batch": config.micro_batch,
         "threads": config.threads,
@@ -319,5 +338,7 @@ def check(config: Config) -> None:
         if not 0 < low <= high or (name == "scale" and high > 1):
             top = " and end at 1 at most" if name == "scale" else ""
             raise refusal(f"data.augment.{name}", [low, high], f"must increase from above 0{top}")
-    if any(not value > 0 for value in config.data.std):
-        raise refusal("data.std", list(config.data.std), "must be positive")
+    if any(not math.isfinite(value) for value in config.data.mean):
+        raise refusal("data.mean", list(config.data.mean), "must be finite")
+    if any(not (math.isfinite(value) and value > 0) for value in config.data.std):
+        raise refusal("data.std", list(config.data.std), "must be positive and finite")

@@ -124,9 +124,14 @@ def _run(comm: Communicator, config: Config, arguments: Namespace, out: list[Pat
         say(warning)
     if comm.backend != "solo":
         say(f"to stop it and keep its state: touch {console.shown(path)}/{STOP_FILE}")
-    with _signals(requests):
-        outcome = train(made.run, made.progress, made.best_top1)
-        return _finish(comm, made, outcome)
+    try:
+        with _signals(requests):
+            outcome = train(made.run, made.progress, made.best_top1)
+            return _finish(comm, made, outcome)
+    finally:
+        if made.display is not None and made.files is not None:
+            made.display.close()
+            made.files.close()
 
 
 @contextlib.contextmanager
@@ -181,7 +186,6 @@ def _finish(comm: Communicator, made: Assembled, outcome: Outcome) -> int:
             (made.out / STOP_FILE).unlink(missing_ok=True)
             made.files.finish(summary)
             made.files.exit(ended, ended)
-            made.files.close()
             print(console.closing(made.out, summary), flush=True)
             if not outcome.finished:
                 print(

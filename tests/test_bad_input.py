@@ -1,0 +1,606 @@
+"""Each documented rule, broken through the real entries: one line with the value, the rule and what would do; exit 2.
+
+Nothing is written, nothing is trained. What only several ranks can get wrong is in tests/jobs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from hvdbs import plan, train
+from hvdbs.checkpoint import State, _fingerprint, load
+
+GOOD = """\
+micro_batch: 8
+threads: 1
+data: {kind: synthetic, image_size: 8, resize: 8, train_samples: 64, val_samples: 20, threads: 1}
+model: {name: resnet8, classes: 4, width: 4}
+schedule: {method: constant, epochs: 2, global_batch: 16, lr: 0.1}
+checkpoint: {every_samples: 32}
+logging: {tensorboard: false, every_steps: 1}
+"""
+CONSTANT = "{method: constant, epochs: 2, global_batch: 16, lr: 0.1}"
+TABLE = "schedule: {method: table, stages: [%s]}"
+
+
+@pytest.fixture(autouse=True)
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder to stand in, and torch as it was: a run chooses threads and kernels for its process."""
+    threads, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def files(folder: Path) -> dict[Path, tuple[int, int, int]]:
+    """Everything below ``folder``, with what any write to it would change."""
+    found = {path: path.stat() for path in folder.rglob("*")}
+    return {path: (status.st_ino, status.st_mtime_ns, status.st_size) for path, status in found.items()}
+
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(work: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Run an entry that is to refuse its arguments, and return the line it says."""
+
+    def run(*arguments: str, config: str | None = GOOD, entry: Callable[[list[str]], int] = train.main) -> str:
+        if config is not None:
+            Path("good.yaml").write_text(config)
+            arguments = ("--config", "good.yaml", *arguments)
+        before = files(work)
+        assert entry(list(arguments)) == 2
+        said = capsys.readouterr()
+        assert said.err.startswith("hvdbs: error: "), said.err
+        assert said.err.count("\n") == 1, said.err
+        assert said.err.endswith("\n")
+        assert files(work) == before
+        return said.err.removeprefix("hvdbs: error: ").rstrip("\n")
+
+    return run
+
+
+# --- config files
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        (
+            "a: [1,\nb: }",
+            "--config: good.yaml cannot be read as YAML: line 2: expected the node content, but found '}'",
+        ),
+        ("- seed", "--config: good.yaml holds a list, not a mapping of fields; --print_config shows them all"),
+        ("", "--config: good.yaml holds nothing, not a mapping of fields; --print_config shows them all"),
+        (f"{GOOD}seed: 1\nseed: 2\n", "--config: good.yaml cannot be read as YAML: line 9: seed stands there twice"),
+        (f"{GOOD}micro_bach: 8\n", "micro_bach: no such field; did you mean micro_batch?"),
+        (f"{GOOD}optimiser: {{momentum: 0.9}}\n", "optimiser: no such field; did you mean optimizer?"),
+        (f"{GOOD}lr: 0.1\n", "lr: no such field; did you mean schedule.lr?"),
+        (
+            GOOD.replace("global_batch", "globl_batch"),
+            "schedule.globl_batch: no such field; did you mean schedule.global_batch?",
+        ),
+        (f"{GOOD}optimizer: 0.9\n", "optimizer: 0.9 is not a mapping of its fields (momentum, nesterov, "),
+        (f"{GOOD}optimizer:\n", "optimizer: null is not a mapping of its fields (momentum, nesterov, "),
+        (f"{GOOD}optimizer: [sgd]\n", "optimizer: ['sgd'] is not a mapping of its fields (momentum, nesterov, "),
+        (
+            GOOD.replace("micro_batch: 8", "micro_batch: null"),
+            "micro_batch: null is no value for this field; leave it out",
+        ),
+        (GOOD.replace("micro_batch: 8", "micro_batch: 8.5"), "micro_batch: 8.5 is not a whole number"),
+        (GOOD.replace("epochs: 2", "epochs: two"), "schedule.epochs: two is not a number or null"),
+        (GOOD.replace("lr: 0.1", "lr: [0.1]"), "schedule.lr: [0.1] is not a number or null"),
+        (f"{GOOD}optimizer: {{nesterov: maybe}}\n", "optimizer.nesterov: maybe is not true or false"),
+        (f"{GOOD}dtype: float46\n", "dtype: float46 is none of float32, float64; did you mean float64?"),
+        (
+            GOOD.replace("constant", "tabel"),
+            "schedule.method: tabel is none of constant, multistep, table; did you mean table?",
+        ),
+        (GOOD.replace("resize: 8", "mean: [0.5, 0.5]"), "data.mean: [0.5, 0.5] is not a list of 3 numbers"),
+        (GOOD.replace("resize: 8", "mean: [0.5, 0.5, .nan]"), "data.mean: [0.5, 0.5, nan] must be finite"),
+        (
+            GOOD.replace(f"schedule: {CONSTANT}", TABLE % "{epochs: 1, globl_batch: 16, lr: 0.1}"),
+            "schedule.stages: globl_batch is no field of a row; did you mean global_batch?",
+        ),
+        (
+            GOOD.replace(f"schedule: {CONSTANT}", TABLE % "{epochs: 1, lr: 0.1}"),
+            "schedule.stages: a row has no global_batch; it needs global_batch, lr, and epochs or samples",
+        ),
+        (
+            GOOD.replace(f"schedule: {CONSTANT}", TABLE % "{epochs: 1, global_batch: many, lr: 0.1}"),
+            "schedule.stages: global_batch: many is not a whole number",
+        ),
+        (
+            GOOD.replace(f"schedule: {CONSTANT}", TABLE % "{epochs: 1, global_batch: 16, lr: null}"),
+            "schedule.stages",
+        ),
+        (GOOD.replace(f"schedule: {CONSTANT}", TABLE % "16"), "schedule.stages: 16 is not a row such as {epochs: 1, "),
+        (f"{GOOD}optimizer: {{class_path: os.system}}\n", "optimizer.class_path: no such field"),
+        (f"{GOOD}x: !!python/object/apply:os.system [true]\n", "line 8: could not determine a constructor for the tag"),
+    ],
+)
+def test_a_config_file_that_cannot_be_understood(refused: Refused, config: str, line: str) -> None:
+    assert line in refused(config=config)
+
+
+def test_a_config_that_is_no_text(refused: Refused) -> None:
+    Path("latin.yaml").write_bytes("seed: 1  # ä".encode("latin-1"))
+    assert "--config: latin.yaml cannot be read as YAML: " in refused("--config", "latin.yaml", config=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("digit", "--config: digit is neither a file nor a packaged recipe; did you mean digits?"),
+        ("digits.yaml", "--config: digits.yaml is not a file; packaged recipes: digits"),
+        ("./", "--config: ./ is not a file; packaged recipes: digits"),
+    ],
+)
+def test_a_config_that_is_not_there(refused: Refused, name: str, line: str) -> None:
+    assert line in refused("--config", name, config=None)
+
+
+# --- the command line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--config", "argument --config: expected one argument"),
+        ("--lr 0.1", "--lr: no such option; did you mean schedule.lr?"),
+        (
+            "--checkpoint.every_minute 3",
+            "--checkpoint.every_minute: no such option; did you mean checkpoint.every_minutes?",
+        ),
+        ("--resme auto", "--resme: no such option; did you mean resume?"),
+        ("somewhere", "somewhere: no such option; --help lists all"),
+        ("--schedule.lr", "argument --schedule.lr: expected one argument"),
+        ("--schedule.lr high", "schedule.lr: high is not a number or null"),
+        (
+            "--model resnet8",
+            "model: resnet8 is not a mapping of its fields; set them one by one, as --model.NAME VALUE",
+        ),
+        ("--seed 1.5", "seed: 1.5 is not a whole number"),
+        ("--seed -1", "seed: -1 must lie in [0, 2^63)"),
+        ("--seed 9223372036854775808", "seed: 9223372036854775808 must lie in [0, 2^63)"),
+        ("--micro_batch 0", "micro_batch: 0 must be at least 1"),
+        ("--threads 0", "threads: 0 must be at least 1"),
+        ("--data.image_size 0", "data.image_size: 0 must be at least 1"),
+        ("--data.read_ahead 0", "data.read_ahead: 0 must be at least 1"),
+        ("--data.threads 0", "data.threads: 0 must be at least 1"),
+        ("--data.train_samples 0", "data.train_samples: 0 must be at least 1"),
+        ("--data.val_samples 0", "data.val_samples: 0 must be at least 1"),
+        ("--data.resize 7", "data.resize: 7 must be at least data.image_size 8"),
+        ("--data.std [0,1,1]", "data.std: [0.0, 1.0, 1.0] must be positive and finite"),
+        (
+            "--data.augment.scale [0,1]",
+            "data.augment.scale: [0.0, 1.0] must increase from above 0 and end at 1 at most",
+        ),
+        ("--data.augment.scale [0.5,1.5]", "data.augment.scale: [0.5, 1.5] must increase from above 0 and end at 1"),
+        ("--data.augment.ratio [2,1]", "data.augment.ratio: [2.0, 1.0] must increase from above 0"),
+        ("--data.train_samples null", "data.train_samples: none given but synthetic data has no size of its own"),
+        ("--model.classes null", "model.classes: none given but synthetic data has no size of its own"),
+        ("--data.kind images", "data.root: none given but images need a folder; give one, or data.kind synthetic"),
+        ("--model.classes 0", "model.classes: 0 must be at least 1"),
+        ("--model.width 0", "model.width: 0 must be at least 1"),
+        ("--model.dropout 1", "model.dropout: 1.0 must lie in [0, 1)"),
+        ("--model.name resnet9", "model.name: resnet9 is not known; did you mean resnet8?"),
+        ("--model.name resnet18 --model.dropout 0.5", "model.dropout: 0.5 is read by resnet8 and resnet20 alone"),
+        (
+            "--model.name vgg11 --model.zero_init_last_gamma true",
+            "model.zero_init_last_gamma: True needs residual blocks, which vgg11 has not",
+        ),
+        ("--loss.label_smoothing 1", "loss.label_smoothing: 1.0 must lie in [0, 1)"),
+        ("--optimizer.momentum 1", "optimizer.momentum: 1.0 must lie in [0, 1)"),
+        (
+            "--optimizer.momentum 0 --optimizer.nesterov true",
+            "optimizer.nesterov: True needs momentum; optimizer.momentum: 0.9",
+        ),
+        ("--optimizer.clip_norm 0", "optimizer.clip_norm: 0.0 must be positive; null switches clipping off"),
+        ("--communication.bucket_bytes 0", "communication.bucket_bytes: 0 must be at least 1"),
+        ("--evaluation.micro_batch 0", "evaluation.micro_batch: 0 must be at least 1"),
+        ("--evaluation.every_epochs -1", "evaluation.every_epochs: -1.0 must be at least 0"),
+        ("--evaluation.every_epochs 0.001", "evaluation.every_epochs"),
+        ("--checkpoint.every_samples -1", "checkpoint.every_samples: -1 must be at least 0"),
+        ("--checkpoint.every_minutes -1", "checkpoint.every_minutes: -1.0 must be at least 0"),
+        ("--checkpoint.keep_last 0", "checkpoint.keep_last: 0 must be at least 1"),
+        ("--logging.every_steps 0", "logging.every_steps: 0 must be at least 1"),
+        ("--logging.line_seconds -1", "logging.line_seconds: -1.0 must be at least 0"),
+        (
+            "--micro_batch 1 --data.image_size 1",
+            "micro_batch: 1 leaves single samples, which batch norm in resnet8 at 1",
+        ),
+        (
+            "--schedule.global_batch 17 --data.image_size 1",
+            "stage 0: global_batch: 17 leaves a last micro-batch of 1 sample (micro_batch 8), which batch norm in "
+            "resnet8 at 1 pixels cannot take; 16 or 18",
+        ),
+        ("--out good.yaml", "--out: good.yaml cannot be made: File exists"),
+        ("--out good.yaml/run", "--out: good.yaml/run cannot be made: Not a directory"),
+        ("--out .", "--out: . is not empty; continue it with --resume auto, or name another --out"),
+        ("--resume auto", "--resume: auto needs --out, the run directory to go on in"),
+        (
+            "--resume nowhere",
+            "--resume: nowhere does not exist; --resume auto takes the newest whole checkpoint of --out",
+        ),
+    ],
+)
+def test_an_option_that_breaks_a_rule(refused: Refused, arguments: str, line: str) -> None:
+    assert line in refused(*arguments.split())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(refused: Refused) -> None:
+    assert refused("--device", "cuda") == "device: cuda is asked for, but torch sees no GPU; device: cpu"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "line"),
+    [
+        ("{epochs: 2, lr: 0.1}", "schedule.global_batch: none must be given for method constant"),
+        ("{epochs: 2, global_batch: 16}", "schedule.lr: none must be given for method constant"),
+        ("{global_batch: 16, lr: 0.1}", "schedule: epochs=None, samples=None needs exactly one of epochs and samples"),
+        ("{epochs: 1, samples: 64, global_batch: 16, lr: 0.1}", "needs exactly one of epochs and samples"),
+        ("{samples: 0, global_batch: 16, lr: 0.1}", "schedule.samples: 0 must be at least 1"),
+        ("{epochs: 0, global_batch: 16, lr: 0.1}", "schedule.epochs: 0.0 must be at least one sample of 64"),
+        ("{epochs: .inf, global_batch: 16, lr: 0.1}", "schedule.epochs: inf must be at least one sample of 64"),
+        (
+            "{epochs: 1.01, global_batch: 16, lr: 0.1}",
+            "schedule.epochs: 1.01 is 64.64 samples of an epoch of 64, not a whole number; use samples: 64 or 65",
+        ),
+        ("{epochs: 1, global_batch: 0, lr: 0.1}", "schedule stage 0: global_batch: 0 must be at least 1"),
+        ("{epochs: 1, global_batch: 16, lr: -1}", "schedule stage 0: lr: -1.0 must be a finite number, at least 0"),
+        ("{epochs: 1, global_batch: 16, lr: .nan}", "schedule stage 0: lr: nan must be a finite number, at least 0"),
+        (
+            "{epochs: 1, global_batch: 16, lr: 0.1, weight_decay: .inf}",
+            "schedule stage 0: weight_decay: inf must be a finite number, at least 0",
+        ),
+        (
+            "{epochs: 1, global_batch: 16, lr: 0.1, milestones: [0.5]}",
+            "schedule.milestones: [0.5] are read by method multistep alone",
+        ),
+        (
+            "{method: multistep, epochs: 2, global_batch: 16, lr: 0.1, milestones: [1.5, 1]}",
+            "schedule.milestones: [1.5, 1.0] must increase and lie before the end at 128 samples",
+        ),
+        (
+            "{method: multistep, epochs: 2, global_batch: 16, lr: 0.1, milestones: [2]}",
+            "schedule.milestones: [2.0] must increase and lie before the end at 128 samples",
+        ),
+        (
+            "{method: multistep, epochs: 2, global_batch: 16, lr: 0.1, milestones: [1], factor: 0}",
+            "schedule.factor: 0.0 must be positive",
+        ),
+        ("{method: table}", "schedule.stages: [] must hold at least one stage when schedule.method is table"),
+        (
+            "{method: table, lr: 0.1, stages: [{epochs: 1, global_batch: 16, lr: 0.1}]}",
+            "schedule.lr: 0.1 belongs into each stage when schedule.method is table",
+        ),
+        (
+            "{epochs: 1, global_batch: 16, lr: 0.1, stages: [{epochs: 1, global_batch: 16, lr: 0.1}]}",
+            "schedule.stages: 1 rows are not read by method constant; method: table",
+        ),
+        (
+            "{method: table, stages: [{epochs: 1, global_batch: 16, lr: 0.1}, {global_batch: 16, lr: 0.1}]}",
+            "schedule.stages[1]: epochs=None, samples=None needs exactly one of epochs and samples",
+        ),
+        (
+            "{epochs: 1, global_batch: 16, lr: 0.1, warmup: {samples: 65}}",
+            "schedule.warmup: 65 samples must end within the first stage; at most 64",
+        ),
+        (
+            "{epochs: 1, global_batch: 16, lr: 0.1, warmup: {samples: 32, start_lr: 0.2}}",
+            "schedule.warmup.start_lr: 0.2 must lie between 0 and the lr 0.1",
+        ),
+    ],
+)
+def test_a_schedule_that_breaks_a_rule(refused: Refused, schedule: str, line: str) -> None:
+    config = GOOD.replace(CONSTANT, schedule)
+    assert line in refused(config=config)
+    assert line in refused(config=config, entry=plan.main)  # found without MPI or a GPU
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--np 0", "--np: 0 must be at least 1"),
+        (
+            "--data.train_samples null",
+            "data.root: none given but the plan needs the data's size; give it, or data.train_",
+        ),
+        ("--model.name resnet9", "model.name: resnet9 is not known; did you mean resnet8?"),
+        ("--resume auto", "--resume: no such option"),
+    ],
+)
+def test_a_plan_of_what_would_be_refused(refused: Refused, arguments: str, line: str) -> None:
+    assert line in refused(*arguments.split(), entry=plan.main)
+
+
+# --- image folders
+
+IMAGES = (
+    GOOD.replace("kind: synthetic", "root: data, backend: pillow")
+    .replace("train_samples: 64, val_samples: 20, ", "")
+    .replace("classes: 4, ", "")
+    .replace("epochs: 2", "samples: 32")
+)
+
+
+LONG_AGO = (1e9, 1e9)  # seconds since 1970
+
+
+def picture(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (9, 9), (1, 2, 3)).save(path, "PNG")
+    return path
+
+
+@pytest.fixture
+def images(work: Path) -> Path:
+    """data/train/{cat,dog}/* and data/val/{cat,dog}/*, six and two of each."""
+    for split, count in (("train", 6), ("val", 2)):
+        for number in range(count):
+            for name in ("cat", "dog"):
+                picture(work / "data" / split / name / f"{number}.png")
+    for folder in (work / "data").glob("*/*"):
+        os.utime(folder, LONG_AGO)  # what is new may change again, so its list is not kept
+    return work / "data"
+
+
+def test_an_image_folder_without_the_right_layout(refused: Refused, images: Path) -> None:
+    shutil.rmtree(images / "val" / "cat")
+    (images / "val" / "cat").mkdir()
+    assert refused(config=IMAGES).startswith(
+        "data: data/val/cat has no images; images stand directly in a class folder"
+    )
+    picture(images / "val" / "cats" / "0.png")
+    assert refused(config=IMAGES) == "data: data/val/cats is a class that train does not have; did you mean cat?"
+    shutil.rmtree(images / "val")
+    assert refused(config=IMAGES).startswith(
+        "data.root: data has no val folder; expected train/<class>/* and val/<class>/*"
+    )
+    (images / "val").mkdir()
+    assert refused(config=IMAGES).startswith("data: data/val holds no class folders; expected train/<class>/*")
+    picture(images / "val" / "0.png")
+    assert refused(config=IMAGES).startswith("data: data/val holds 1 images but no class folders; sort its images")
+    shutil.rmtree(images)
+    assert refused(config=IMAGES).startswith("data.root: data does not exist; expected train/<class>/*")
+    images.touch()
+    assert refused(config=IMAGES).startswith("data.root: data is not a folder; expected train/<class>/*")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            "--data.train_samples 99",
+            "data.train_samples: 99 is not what data/train holds: 12 images; set 12 or leave it out",
+        ),
+        ("--data.val_samples 3", "data.val_samples: 3 is not what data/val holds: 4 images; set 4 or leave it out"),
+        ("--model.classes 1", "model.classes: 1 is less than the 2 classes of the data"),
+        ("--data.decode mixed", "data.decode: mixed needs DALI, not Pillow; use data.decode cpu"),
+        (
+            "--schedule.samples null --schedule.epochs 1.1",
+            "schedule.epochs: 1.1 is 13.2 samples of an epoch of 12, not a whole",
+        ),
+    ],
+)
+def test_settings_that_do_not_fit_the_images(refused: Refused, images: Path, arguments: str, line: str) -> None:
+    assert plan.main(["--config", write(IMAGES)]) == 0  # lists the folder and keeps the list
+    assert line in refused(*arguments.split(), config=IMAGES)
+
+
+def write(config: str) -> str:
+    Path("good.yaml").write_text(config)
+    return "good.yaml"
+
+
+@pytest.mark.parametrize(
+    ("damage", "line"),
+    [
+        (lambda path: path.write_bytes(b"\x89PNG" * 10), "has 40 bytes, but had"),
+        (lambda path: path.unlink(), "cannot be read: No such file or directory"),
+    ],
+    ids=["changed", "gone"],
+)
+def test_an_image_that_is_found_bad_in_training_ends_the_run_with_its_path(
+    images: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None], line: str
+) -> None:
+    path = images / "train" / "dog" / "3.png"
+    assert plan.main(["--config", write(IMAGES)]) == 0
+    damage(path)
+    os.utime(path.parent, LONG_AGO)  # so that the list that was kept seems current
+    with pytest.raises(SystemExit) as ended:
+        train.main(["--config", "good.yaml", "--out", "run"])
+    assert ended.value.code == 1
+    said = errors(capsys)
+    assert len(said) == 1
+    assert "train/dog/3.png" in said[0]
+    assert line in said[0]
+    record = json.loads(Path("run/exit.json").read_text())
+    assert (record["outcome"], record["exit_code"]) == ("failed", 1)
+    assert "train/dog/3.png" in record["reason"]
+
+
+def errors(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """The lines in which an error is said, among those of progress."""
+    text = capsys.readouterr().err
+    assert "Traceback" not in text
+    return [line for line in text.splitlines() if "error" in line]
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_naming_the_last_checkpoint(
+    work: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write(GOOD.replace("lr: 0.1", "lr: 1.0e+20"))
+    assert train.main(["--config", config, "--out", "run", "--checkpoint.every_samples", "16"]) == 2
+    (said,) = errors(capsys)
+    assert said.startswith("hvdbs: error: loss: ")
+    assert "is not finite; last whole checkpoint: run/checkpoints/step-" in said
+    assert json.loads(Path("run/exit.json").read_text())["outcome"] == "failed"
+
+
+# --- checkpoints
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of eight updates with checkpoints at 6 and 8."""
+    folder = tmp_path_factory.mktemp("finished")
+    (folder / "good.yaml").write_text(GOOD)
+    arguments = ["--config", str(folder / "good.yaml"), "--out", str(folder / "run")]
+    assert train.main(arguments) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished: Path, work: Path) -> Path:
+    return Path(shutil.copytree(finished, work / "run"))
+
+
+def truncate(model: Path) -> None:
+    os.truncate(model, model.stat().st_size - 1)
+
+
+def flip_a_bit(model: Path) -> None:
+    data = bytearray(model.read_bytes())
+    data[len(data) // 2] ^= 1
+    model.write_bytes(data)
+
+
+DAMAGE: list[tuple[Callable[[Path], None], str]] = [
+    (truncate, "model.pt is not what manifest.json says"),
+    (flip_a_bit, "model.pt is not what manifest.json says"),
+    (lambda model: model.write_bytes(b""), "model.pt is not what manifest.json says"),
+    (lambda model: model.unlink(), "model.pt is missing or unreadable"),
+    (lambda model: model.with_name("manifest.json").unlink(), "manifest.json is missing or unreadable"),
+    (lambda model: model.with_name("manifest.json").write_text("{"), "manifest.json is damaged"),
+    (
+        lambda model: model.with_name("manifest.json").write_text('{"files": {}}'),
+        "model.pt is not what manifest.json says",
+    ),
+]
+KINDS = ["truncated", "a bit", "empty", "no model", "no manifest", "half a manifest", "empty manifest"]
+
+
+@pytest.mark.parametrize(("damage", "line"), DAMAGE, ids=KINDS)
+def test_a_checkpoint_that_is_not_whole(
+    refused: Refused, run: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None], line: str
+) -> None:
+    damage(run / "checkpoints" / "step-8" / "model.pt")
+    said = refused("--resume", "run/checkpoints/step-8")
+    assert said == (
+        f"--resume: run/checkpoints/step-8 is no whole checkpoint ({line}); --resume auto takes the newest whole one"
+    )
+    # Every entry into the run passes it over, aloud, for the one before, and ends where the whole one did.
+    assert train.main(["--config", "good.yaml", "--out", "run", "--resume", "auto"]) == 0
+    assert f"passed over step-8 ({line})" in capsys.readouterr().out
+    assert json.loads((run / "summary.json").read_text())["steps"] == 8
+
+    for folder in (run / "checkpoints").glob("step-*"):
+        damage(folder / "model.pt")
+    said = refused("--out", "run", "--resume", "auto")
+    assert said.startswith(f"--resume: no whole checkpoint in run/checkpoints: step-8 ({line}), step-6 ({line})")
+
+
+class Code:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("executed",)
+
+
+def replace_model(run: Path, data: bytes) -> None:
+    """Put ``data`` in place of the newest model.pt, with a manifest that knows it."""
+    folder = run / "checkpoints" / "step-8"
+    (folder / "model.pt").write_bytes(data)
+    manifest = {"format": 1, "files": {"model.pt": _fingerprint(folder / "model.pt")}}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_a_checkpoint_with_code_in_it_is_refused_and_the_code_not_executed(refused: Refused, run: Path) -> None:
+    torch.save({"format": 1, "model": Code()}, "evil.pt")
+    replace_model(run, Path("evil.pt").read_bytes())
+    said = refused("--out", "run", "--resume", "auto")
+    assert said == "checkpoint: model.pt is not one of hvdbs (UnpicklingError: Weights only load failed)"
+    replace_model(run, pickle.dumps(Code()))
+    assert refused("--out", "run", "--resume", "auto").startswith("checkpoint: model.pt is not one of hvdbs (")
+    assert not Path("executed").exists()
+
+
+def test_a_checkpoint_of_something_else(refused: Refused, run: Path) -> None:
+    replace_model(run, b"PK\3\4 of another kind")
+    assert refused("--out", "run", "--resume", "auto").startswith("checkpoint: model.pt is not one of hvdbs (")
+    torch.save({"state_dict": {}}, "other.pt")
+    replace_model(run, Path("other.pt").read_bytes())
+    assert refused("--out", "run", "--resume", "auto").startswith(
+        "checkpoint: model.pt is not one of hvdbs (KeyError: "
+    )
+    torch.save({"format": 2}, "newer.pt")
+    replace_model(run, Path("newer.pt").read_bytes())
+    assert refused("--out", "run", "--resume", "auto") == "checkpoint: format: 2 is not known; 1"
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("--schedule.lr 0.2", "schedule.lr: 0.1 there, 0.2 here"),
+        ("--micro_batch 4", "micro_batch: 8 there, 4 here"),
+        ("--model.width 8", "model.width: 4 there, 8 here"),
+        (
+            "--data.train_samples 65 --schedule.epochs 1",
+            "data.train_samples: 64 there, 65 here, schedule.epochs: 2.0 there",
+        ),
+        ("--seed 1", "seed: 0 there, 1 here"),
+        ("--dtype float64", "dtype: float32 there, float64 here"),
+    ],
+)
+def test_a_checkpoint_of_another_training(refused: Refused, run: Path, change: str, line: str) -> None:
+    said = refused("--out", "run", "--resume", "auto", *change.split())
+    assert said.startswith(f"--resume: run/checkpoints/step-8 is of another training ({line}")
+    assert said.endswith("start anew with another --out")
+
+
+def test_a_checkpoint_of_other_images(refused: Refused, images: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--config", write(IMAGES), "--out", "run"]) == 0
+    os.utime(picture(images / "train" / "emu" / "0.png").parent, LONG_AGO)
+    assert plan.main(["--config", "good.yaml"]) == 0
+    capsys.readouterr()
+    said = refused("--out", "run", "--resume", "auto", config=IMAGES)
+    assert "is of another training (data.train_samples: 12 there, 13 here, model.classes: 2 there, 3 here)" in said
+
+
+def test_a_checkpoint_older_than_others_of_the_same_run(refused: Refused, run: Path) -> None:
+    said = refused("--resume", "run/checkpoints/step-6")
+    assert said.startswith("--resume: run/checkpoints/step-6 is older than step-8 of the same run; name another --out")
+
+
+def test_files_of_a_run_that_are_not_of_hvdbs(refused: Refused, run: Path) -> None:
+    shutil.rmtree(run / "checkpoints" / "step-8")
+    steps = (run / "steps.csv").read_text()
+    (run / "steps.csv").write_text("a,b\n1,2\n")
+    assert "run/steps.csv: its first line is 'a,b', no header of hvdbs" in refused("--out", "run", "--resume", "auto")
+    (run / "steps.csv").write_text(steps.replace("collectives\n", "collectives,more\n", 1))
+    assert "run/steps.csv: has the column more of a newer hvdbs" in refused("--out", "run", "--resume", "auto")
+    (run / "steps.csv").write_text(steps + "7,112\n")
+    assert "run/steps.csv: line 10 is not a row of 19 columns" in refused("--out", "run", "--resume", "auto")
+
+
+def test_a_finished_run_has_nothing_left_to_train(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--config", write(GOOD), "--out", "run", "--resume", "auto"]) == 0
+    assert "run has finished its schedule: nothing is left to train" in capsys.readouterr().out
+
+
+def test_what_a_checkpoint_holds_is_only_data(run: Path) -> None:
+    state = load((run / "checkpoints" / "step-8" / "model.pt").read_bytes(), torch.device("cpu"))
+    assert set(asdict(state)) == set(State.__dataclass_fields__)
