@@ -51,6 +51,13 @@ class RunningStatistics:
         if self._running:
             torch.cat([b.flatten() * k**after for b, k in zip(self._running, self._keep, strict=True)], out=out)
 
+    def restore(self, own: int) -> None:
+        """In place of ``finish``: the values from before the window stand again; ``own`` micro-batches ran here."""
+        if self._running:
+            torch._foreach_copy_(self._running, self._before)
+        if self._tracked:
+            torch._foreach_add_(self._tracked, -own)
+
     def finish(self, total: torch.Tensor, micro_batches: int, own: int) -> None:
         """Set the new values from the sum over ranks, ``total`` [size]; ``own`` of the ``micro_batches`` were run here.
 

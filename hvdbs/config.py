@@ -106,12 +106,16 @@ class OptimizerConfig:
         nesterov: Nesterov's form of momentum.
         decay_norm_and_bias: also decay biases and the scales and shifts of norm layers.
         clip_norm: largest 2-norm of the whole gradient; none for no clipping.
+        on_nonfinite: what an infinite or undefined loss or gradient does: stop the run, or skip the window.
+        most_skipped: windows in a row that may be skipped before the run stops all the same.
     """
 
     momentum: float = 0.9
     nesterov: bool = False
     decay_norm_and_bias: bool = False
     clip_norm: float | None = None
+    on_nonfinite: Literal["stop", "skip"] = "stop"
+    most_skipped: int = 10
 
 
 @dataclass(frozen=True)
@@ -303,6 +307,7 @@ def check(config: Config) -> None:
         "communication.bucket_bytes": config.communication.bucket_bytes,
         "evaluation.micro_batch": config.evaluation.micro_batch,
         "checkpoint.keep_last": config.checkpoint.keep_last,
+        "optimizer.most_skipped": config.optimizer.most_skipped,
         "logging.every_steps": config.logging.every_steps,
     }
     for name, value in at_least_one.items():

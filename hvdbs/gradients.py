@@ -67,6 +67,7 @@ class GradientReducer:
         self._carry = carry
         self._carry_handle: Handle | None = None
         self._armed = False
+        self._norms: list[torch.Tensor] | None = None
         self.collectives = len(self.buckets) + 1
         self.reduced_bytes = sum(b.flat.nbytes for b in self.buckets) + carry.nbytes
         for bucket in self.buckets:
@@ -77,8 +78,12 @@ class GradientReducer:
         """Empty the buckets for the next window."""
         torch._foreach_zero_([bucket.flat for bucket in self.buckets])
 
-    def arm(self) -> None:
-        """The next backward pass is this rank's last of the window: reduce each bucket as it fills. Sends the carry."""
+    def arm(self, *, measure: bool = False) -> None:
+        """The next backward pass is this rank's last of the window: reduce each bucket as it fills. Sends the carry.
+
+        ``measure``: keep the norm of what this rank sends, for ``sent_norm``.
+        """
+        self._norms = [] if measure else None
         for bucket in self.buckets:
             bucket.missing = len(bucket.parameters)
         self._armed = True
@@ -90,7 +95,7 @@ class GradientReducer:
             self._carry_handle = self._comm.start_sum(self._carry, "carry")
         for bucket in self.buckets:
             if bucket.handle is None:
-                bucket.handle = self._comm.start_sum(bucket.flat, bucket.name)
+                self._send(bucket)
         for bucket in self.buckets:
             assert bucket.handle is not None
             bucket.handle.wait()
@@ -104,14 +109,27 @@ class GradientReducer:
             return
         bucket.missing -= 1
         if bucket.missing == 0:
-            bucket.handle = self._comm.start_sum(bucket.flat, bucket.name)
+            self._send(bucket)
         elif bucket.missing < 0:
             raise RuntimeError(f"{bucket.name}: a gradient arrived after its bucket was sent")
+
+    def _send(self, bucket: Bucket) -> None:
+        if self._norms is not None:
+            self._norms.append(bucket.flat.norm())
+        bucket.handle = self._comm.start_sum(bucket.flat, bucket.name)
+
+    def sent_norm(self) -> torch.Tensor:
+        """2-norm of the gradients that this rank sent in a measured window, a 0-dimensional float64 tensor."""
+        assert self._norms
+        return _together(self._norms)
 
 
 def gradient_norm(buckets: Sequence[Bucket]) -> torch.Tensor:
     """The 2-norm over all gradients, a 0-dimensional float64 tensor on their device."""
-    norms = torch._foreach_norm([bucket.flat for bucket in buckets])
+    return _together(torch._foreach_norm([bucket.flat for bucket in buckets]))
+
+
+def _together(norms: Sequence[torch.Tensor]) -> torch.Tensor:
     total: torch.Tensor = torch.stack([norm.double() for norm in norms]).norm()
     return total
 

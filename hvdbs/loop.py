@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from hvdbs import noise
 from hvdbs.batching import Window
 from hvdbs.checkpoint import Saver
 from hvdbs.comm import AgreedError, Communicator
@@ -16,7 +16,7 @@ from hvdbs.progress import Progress, crossed
 from hvdbs.recorder import Recorder
 from hvdbs.replicas import compare, state_digest
 from hvdbs.schedule import Schedule, decide, requests_of
-from hvdbs.step import Replica, Requests
+from hvdbs.step import Applied, Replica, Requests
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ def train(run: Run, progress: Progress, best_top1: float | None) -> Outcome:
     config, comm, replica, recorder = run.config, run.comm, run.replica, run.recorder
     evaluation_micro_batch = config.evaluation.micro_batch or config.micro_batch
     batches = run.source.train(requests_of(run.schedule, progress, config.micro_batch, comm.rank, comm.world_size))
+    noise_period = noise.period(run.source.train_samples)
     stage, scores = None, None
     decision = decide(run.schedule, progress)
     if decision is None:  # it was ended after its last checkpoint, before its summary: the scores are wanted again
@@ -69,14 +70,11 @@ def train(run: Run, progress: Progress, best_top1: float | None) -> Outcome:
         if run.stop_asked():
             run.requests.stop = True
         window = Window(progress.samples_seen, decision.global_batch, config.micro_batch)
-        want_norm = recorder.wants_norm(progress)
-        applied = replica.run(window, decision, progress.step, batches, run.requests, want_norm=want_norm)
-        before, progress = progress, progress.after(decision.global_batch)
-        if not math.isfinite(applied.loss):
-            raise AgreedError(
-                f"loss: {applied.loss} at step {progress.step} (stage {stage}, sample {before.samples_seen} on) is not "
-                f"finite; last whole checkpoint: {run.saver.latest or 'none'}; a lower lr or longer warm-up may do"
-            )
+        measure = crossed(noise_period, progress.samples_seen, progress.samples_seen + decision.global_batch)
+        applied = replica.run(window, decision, progress.step, batches, run.requests, measure=measure)
+        before, progress = progress, progress.after(decision.global_batch, skipped=not applied.finite)
+        if not applied.finite:
+            _refuse_nonfinite(run, applied, before, progress, stage)
         upcoming = decide(run.schedule, progress)
         ends = upcoming is None or upcoming.stage != stage
         recorder.applied(stage, decision.lr, before, progress, applied, replica, ends)
@@ -96,3 +94,16 @@ def train(run: Run, progress: Progress, best_top1: float | None) -> Outcome:
             return Outcome(progress, scores, finished=False)
         decision = upcoming
     return Outcome(progress, scores, finished=True)
+
+
+def _refuse_nonfinite(run: Run, applied: Applied, before: Progress, progress: Progress, stage: int) -> None:
+    """Raises AgreedError unless one more window may be skipped. Nothing was updated by it."""
+    optimizer = run.config.optimizer
+    if optimizer.on_nonfinite == "skip" and progress.skipped_in_a_row <= optimizer.most_skipped:
+        return
+    again = f", {progress.skipped_in_a_row} windows in a row" if progress.skipped_in_a_row > 1 else ""
+    raise AgreedError(
+        f"loss: {applied.loss}, gradient norm {applied.gradient_norm} at step {progress.step} (stage {stage}, sample "
+        f"{before.samples_seen} on) is not finite{again}; last whole checkpoint: {run.saver.latest or 'none'}; a lower "
+        "lr or longer warm-up may do, or optimizer.on_nonfinite: skip"
+    )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
+import pandas as pd
 from jsonargparse import ArgumentParser
 
 from hvdbs import command_line, console, planning
@@ -18,7 +20,8 @@ from hvdbs.schedule import resolve
 EXAMPLES = """examples:
   python -m hvdbs.plan --config digits --np 2
   python -m hvdbs.plan --config imagenet-resnet50 --np 64
-  python -m hvdbs.plan --config my.yaml --np 256 --micro_batch 64"""
+  python -m hvdbs.plan --config my.yaml --np 256 --micro_batch 64
+  python -m hvdbs.plan --after runs/first --np 64               with the noise scale that the run measured"""
 
 
 def parser() -> ArgumentParser:
@@ -28,21 +31,53 @@ def parser() -> ArgumentParser:
         EXAMPLES,
     )
     result.add_argument("--np", type=int, default=1, help="ranks")
+    result.add_argument(
+        "--after", type=str | None, metavar="RUN", help="also show the gradient noise scale that this run has measured"
+    )
     return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the plan. Returns 0, or 2 if the run would be refused."""
     try:
-        config, arguments = command_line.parse(parser(), argv)
+        config, arguments = command_line.parse(parser(), _with_config(sys.argv[1:] if argv is None else argv))
         if arguments.np < 1:
             raise refusal("--np", arguments.np, "must be at least 1")
         text = describe(config, arguments.np)
+        if arguments.after is not None:
+            text += "\n\n" + measured_noise(Path(arguments.after))
     except HvdbsError as error:
         sys.stderr.write(f"hvdbs: error: {error}\n")
         return 2
     print(text)
     return 0
+
+
+def _with_config(arguments: Sequence[str]) -> list[str]:
+    """``--after RUN`` alone plans the run's own config."""
+    words = [part for word in arguments for part in word.split("=", 1)]
+    if "--after" in words[:-1] and "--config" not in words:
+        return [*arguments, "--config", str(Path(words[words.index("--after") + 1]) / "config.yaml")]
+    return list(arguments)
+
+
+def measured_noise(run: Path) -> str:
+    """The noise scale at the end of each stage of ``run`` beside the batch in use. Raises HvdbsError if it has none."""
+    try:
+        steps = pd.read_csv(run / "steps.csv", usecols=["stage", "global_batch", "noise_scale"])
+    except (OSError, ValueError) as error:
+        raise refusal("--after", run, f"has no steps.csv that can be read ({error})") from None
+    last = steps.dropna().groupby("stage").last()
+    if last.empty:
+        raise refusal("--after", run, "has measured no noise scale", "its windows need two micro-batches or more")
+    rows = [
+        (str(stage), console.count(int(row.global_batch)), console.number(row.noise_scale))
+        for stage, row in last.iterrows()
+    ]
+    return console.table(("stage", "global_batch", "noise scale"), rows) + (
+        "\nnoise scale: tr(S)/|G|^2 in samples (McCandlish et al., arXiv 1812.06162), at the end of each stage. It is\n"
+        "a weak proxy of the critical batch (arXiv 2505.23971): an order of magnitude, not a setting."
+    )
 
 
 def describe(config: Config, world_size: int) -> str:

@@ -7,18 +7,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Progress:
-    """``step`` optimizer updates made from ``samples_seen`` training samples over all ranks.
+    """``step`` windows, each an optimizer update, made from ``samples_seen`` training samples over all ranks.
 
     The same on every rank, at every world_size. ``samples_seen`` is the only clock: it is also the position in the
-    sample stream of the next window's first sample.
+    sample stream of the next window's first sample. ``skipped`` windows changed nothing because their gradient was not
+    finite, the last ``skipped_in_a_row`` of them without one between that did.
     """
 
     step: int = 0
     samples_seen: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
 
-    def after(self, global_batch: int) -> Progress:
-        """The state once one window of ``global_batch`` samples has been applied."""
-        return Progress(self.step + 1, self.samples_seen + global_batch)
+    def after(self, global_batch: int, *, skipped: bool = False) -> Progress:
+        """The state once one window of ``global_batch`` samples has been applied, or ``skipped``."""
+        return Progress(
+            self.step + 1,
+            self.samples_seen + global_batch,
+            self.skipped + skipped,
+            self.skipped_in_a_row + 1 if skipped else 0,
+        )
 
 
 def crossed(period: int, before: int, after: int) -> bool:

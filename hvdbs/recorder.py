@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from hvdbs.console import Display
 from hvdbs.evaluation import Scores
 from hvdbs.metrics import RunDirectory
 from hvdbs.model import group_of
+from hvdbs.noise import NoiseScale
 from hvdbs.optim import effective_lr
 from hvdbs.progress import Progress, crossed
 from hvdbs.records import DecisionRow, EvalRow, LayerRow, StageRow, StepRow
@@ -58,6 +58,7 @@ class Totals:
     """Sums over the run, over the stage under way and since the last row of steps.csv; kept in checkpoints.
 
     ``stage``: the index of the stage under way, None before the first; ``stage_begin``: samples_seen where it began.
+    ``noise``: the running averages of the gradient noise scale.
     """
 
     run: Sums = field(default_factory=Sums)
@@ -65,6 +66,7 @@ class Totals:
     since_row: Sums = field(default_factory=Sums)
     stage: int | None = None
     stage_begin: int = 0
+    noise: NoiseScale = field(default_factory=NoiseScale)
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> Totals:
@@ -72,15 +74,12 @@ class Totals:
         if not saved:
             return cls()
         sums = {name: Sums(**saved[name]) for name in ("run", "in_stage", "since_row")}
-        return cls(**sums, stage=saved["stage"], stage_begin=saved["stage_begin"])
+        noise = NoiseScale(**saved["noise"])
+        return cls(**sums, stage=saved["stage"], stage_begin=saved["stage_begin"], noise=noise)
 
 
 class Recorder(Protocol):
     """What the loop reports to."""
-
-    def wants_norm(self, progress: Progress) -> bool:
-        """Whether the update that starts at ``progress`` gets a row, and so needs its gradient norm."""
-        ...
 
     def enter(self, stage: int, progress: Progress) -> None:
         """``stage`` begins at ``progress``, or goes on after a resume."""
@@ -108,9 +107,6 @@ class Recorder(Protocol):
 
 class Silent:
     """The recorder of every rank but 0."""
-
-    def wants_norm(self, progress: Progress) -> bool:
-        return False
 
     def enter(self, stage: int, progress: Progress) -> None:
         return None
@@ -155,9 +151,6 @@ class Account:
         self._files = files
         self._display = display
 
-    def wants_norm(self, progress: Progress) -> bool:
-        return (progress.step + 1) % self._config.logging.every_steps == 0
-
     def enter(self, stage: int, progress: Progress) -> None:
         counted = self.counted
         if counted.stage == stage:
@@ -198,9 +191,11 @@ class Account:
         counted = self.counted
         for sums in (counted.run, counted.in_stage, counted.since_row):
             sums.add(progress.samples_seen - before.samples_seen, applied, replica)
+        if applied.noise is not None:
+            counted.noise = counted.noise.after(applied.noise)
         row = self._step_row(stage, lr, progress, applied)
         self._display.step(row)
-        if applied.gradient_norm is not None:
+        if progress.step % self._config.logging.every_steps == 0 or not applied.finite:
             self._files.step(row)
             counted.since_row = Sums()
         if ends or crossed(self._train_samples, before.samples_seen, progress.samples_seen):
@@ -240,8 +235,8 @@ class Account:
             lr=lr,
             weight_decay=planned.weight_decay,
             loss=applied.loss,
-            gradient_norm=math.nan if applied.gradient_norm is None else applied.gradient_norm,
-            noise_scale=None,
+            gradient_norm=applied.gradient_norm,
+            noise_scale=self.counted.noise.samples,
             samples_per_second=since.samples_per_second,
             data_seconds=since.data_seconds,
             compute_seconds=since.compute_seconds,
@@ -251,6 +246,7 @@ class Account:
             optimizer_seconds=since.optimizer_seconds,
             reduced_bytes=since.reduced_bytes,
             collectives=since.collectives,
+            skipped=progress.skipped,
         )
 
     def _stage_row(self, stage: int, lr: float, progress: Progress) -> StageRow:

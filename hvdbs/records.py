@@ -97,6 +97,7 @@ class StepRow:
     leaves evaluations and checkpoints out. ``exposed_communication_seconds``: blocked after the last
     backward. ``imbalance_seconds`` and ``communication_seconds``: traced windows only. ``reduced_bytes``:
     handed to allreduce by one rank. ``collectives``: operations started.
+    ``skipped``: windows of the run so far that changed nothing, because their gradient was not finite; each has a row.
     """
 
     step: int
@@ -118,6 +119,7 @@ class StepRow:
     optimizer_seconds: float
     reduced_bytes: int
     collectives: int
+    skipped: int | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from time import perf_counter
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from hvdbs.batch_norm import RunningStatistics
-from hvdbs.batching import Window
+from hvdbs.batching import MicroBatch, Window
 from hvdbs.comm import Communicator
 from hvdbs.config import Config
 from hvdbs.costs import CARRY_SLOTS
@@ -18,6 +19,7 @@ from hvdbs.data import Batch
 from hvdbs.data.streams import generator_seed
 from hvdbs.gradients import GradientReducer, clip, gradient_norm
 from hvdbs.loss import summed_cross_entropy
+from hvdbs.noise import Pair
 from hvdbs.optim import apply, build_optimizer
 from hvdbs.schedule import Decision
 
@@ -37,11 +39,14 @@ class Applied:
     """What one window did. Times in seconds.
 
     ``loss``: mean over its samples, at the weights before the update. ``gradient_norm``: 2-norm of the mean gradient
-    before clipping, None unless it was asked for.
+    before clipping. Unless both are ``finite`` nothing was changed. ``noise``: on rank 0, in a measured window of more
+    than one micro-batch.
     """
 
     loss: float
-    gradient_norm: float | None
+    gradient_norm: float
+    finite: bool
+    noise: Pair | None
     stop: bool
     checkpoint: bool
     data_seconds: float
@@ -97,28 +102,30 @@ class Replica:
         batches: Iterator[Batch],
         requests: Requests,
         *,
-        want_norm: bool = False,
+        measure: bool = False,
     ) -> Applied:
         """Collective. Run this rank's part of ``window`` with samples from ``batches`` and make the update ``step``.
 
-        ``want_norm``: report the gradient's norm; ranks may differ in this.
+        ``measure``: compare the gradient of the window's first micro-batch with that of the whole.
         """
         started = perf_counter()
-        data_seconds = self._accumulate(window, step, batches, requests)
+        mine = list(window.dealt_to(self.comm.rank, self.comm.world_size))
+        data_seconds, first = self._accumulate(window, mine, step, batches, requests, measure)
         accumulated = perf_counter()
         self.reducer.finish()
         reduced = perf_counter()
-        self.running.finish(self.carry[CARRY_SLOTS:], window.micro_batches, self._own(window))
-        limit = self.config.optimizer.clip_norm
-        norm = gradient_norm(self.reducer.buckets) if want_norm or limit is not None else None
-        if limit is not None and norm is not None:
-            clip(self.reducer.buckets, norm, limit, self.comm)
-        apply(decision, self.optimizer)
-        self.optimizer.step()
-        loss, stop, checkpoint = self.carry[:CARRY_SLOTS].tolist()
+        norm = gradient_norm(self.reducer.buckets)
+        loss, stop, checkpoint, length = [*self.carry[:CARRY_SLOTS].tolist(), norm.item()]
+        finite = math.isfinite(loss) and math.isfinite(length)
+        if finite:
+            self._update(window, decision, len(mine), norm)
+        else:
+            self.running.restore(len(mine))
         return Applied(
             loss,
-            norm.item() if want_norm and norm is not None else None,
+            length,
+            finite,
+            self._pair(window, mine, first, length) if finite else None,
             stop > 0,
             checkpoint > 0,
             data_seconds,
@@ -127,16 +134,40 @@ class Replica:
             perf_counter() - reduced,
         )
 
-    def _own(self, window: Window) -> int:
-        return sum(1 for _ in window.dealt_to(self.comm.rank, self.comm.world_size))
+    def _update(self, window: Window, decision: Decision, own: int, norm: torch.Tensor) -> None:
+        self.running.finish(self.carry[CARRY_SLOTS:], window.micro_batches, own)
+        limit = self.config.optimizer.clip_norm
+        if limit is not None:
+            clip(self.reducer.buckets, norm, limit, self.comm)
+        apply(decision, self.optimizer)
+        self.optimizer.step()
 
-    def _accumulate(self, window: Window, step: int, batches: Iterator[Batch], requests: Requests) -> float:
-        """This rank's gradients and share of the carry; returns the seconds spent waiting for data."""
+    def _pair(self, window: Window, mine: list[MicroBatch], first: torch.Tensor | None, length: float) -> Pair | None:
+        """The norms for the noise scale, on the rank that ran micro-batch 0; buckets hold its share of the mean."""
+        if first is None or window.micro_batches == 1:
+            return None
+        whole = window.global_batch
+        single = first.item() * whole / mine[0].size
+        return Pair(single**2, mine[0].size, length**2, whole)
+
+    def _accumulate(
+        self,
+        window: Window,
+        mine: list[MicroBatch],
+        step: int,
+        batches: Iterator[Batch],
+        requests: Requests,
+        measure: bool,
+    ) -> tuple[float, torch.Tensor | None]:
+        """This rank's gradients and share of the carry.
+
+        Returns the seconds spent waiting for data and, if asked to ``measure``, the norm in the buckets after
+        micro-batch 0 on the rank that ran it.
+        """
         self.reducer.zero()
         self.carry.zero_()
         self.running.begin()
-        waited = 0.0
-        mine = list(window.dealt_to(self.comm.rank, self.comm.world_size))
+        waited, first = 0.0, None
         for micro in mine:
             asked = perf_counter()
             batch = next(batches)
@@ -149,11 +180,14 @@ class Replica:
             if micro is mine[-1]:
                 self.running.contribute(self.carry[CARRY_SLOTS:], window.micro_batches - 1 - micro.index)
                 self._ask(requests)
-                self.reducer.arm()
+                self.reducer.arm(measure=measure and micro.index == 0)
             loss.backward()
+            if measure and micro.index == 0:
+                alone = micro is mine[-1]  # then its reduction is under way in the same buffers
+                first = self.reducer.sent_norm() if alone else gradient_norm(self.reducer.buckets)
         if not mine:
             self._ask(requests)
-        return waited
+        return waited, first
 
     def _ask(self, requests: Requests) -> None:
         self.carry[_STOP] = float(requests.stop)

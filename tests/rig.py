@@ -182,8 +182,7 @@ def settings(
 class Watch:
     """A Recorder for every rank: what each update did and the state it left, bit for bit."""
 
-    def __init__(self, norms: bool = False) -> None:
-        self.norms = norms
+    def __init__(self) -> None:
         self.digests: list[str] = []
         self.losses: list[float] = []
         self.gradient_norms: list[float | None] = []
@@ -191,9 +190,6 @@ class Watch:
         self.lrs: list[float] = []
         self.scores: list[Scores] = []
         self.after: Callable[[Progress], None] = lambda progress: None
-
-    def wants_norm(self, progress: Progress) -> bool:
-        return self.norms
 
     def enter(self, stage: int, progress: Progress) -> None:
         return None

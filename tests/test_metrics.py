@@ -33,7 +33,7 @@ CONTRACT = {
     " exposed_communication_seconds, data_seconds",
     "steps.csv": "step, samples_seen, epoch, stage, global_batch, lr, weight_decay, loss, gradient_norm,"
     " noise_scale, samples_per_second, data_seconds, compute_seconds, exposed_communication_seconds,"
-    " imbalance_seconds, communication_seconds, optimizer_seconds, reduced_bytes, collectives",
+    " imbalance_seconds, communication_seconds, optimizer_seconds, reduced_bytes, collectives, skipped",
     "layers.csv": "step, samples_seen, epoch, layer, group, weight_norm, gradient_norm, effective_lr",
     "evals.csv": "step, samples_seen, epoch, stage, loss, top1, top5, samples",
     "decisions.csv": "step, samples_seen, stage, source, quantity, old, new, inputs, reason",

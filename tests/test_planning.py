@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from hvdbs import plan
+from hvdbs import plan, train
 from hvdbs.config import Config, DataConfig, ModelConfig
 from hvdbs.errors import HvdbsError
 from hvdbs.planning import meta_model, warnings
@@ -67,3 +68,21 @@ def test_plan_loads_neither_mpi_nor_horovod_nor_dali() -> None:
 def test_a_plan_that_would_be_refused_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main(["--config", "imagenet-resnet50", "--np", "0"]) == 2
     assert capsys.readouterr().err == "hvdbs: error: --np: 0 must be at least 1\n"
+
+
+def test_after_a_run_its_noise_scale_stands_beside_the_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changes = ["--data.kind", "synthetic", "--data.train_samples", "400", "--data.val_samples", "20", "--model.classes"]
+    changes += ["4", "--dtype", "float32", "--model.width", "4", "--logging.tensorboard", "false", "--threads", "1"]
+    stages = "[{epochs: 2, global_batch: 32, lr: 0.1}, {epochs: 2, global_batch: 64, lr: 0.1}]"
+    out = tmp_path / "run"
+    assert train.main(["--config", "digits", *changes, "--schedule.stages", stages, "--out", str(out)]) == 0
+    capsys.readouterr()
+    assert plan.main(["--after", str(out), "--np", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    table = [line.split() for line in lines[lines.index("stage  global_batch  noise scale") + 2 :]]
+    assert [row[:2] for row in table[:2]] == [["0", "32"], ["1", "64"]]
+    assert float(table[1][2].replace(",", "")) > 0
+    assert plan.main(["--after", str(tmp_path)]) == 2
+    assert "config.yaml is not a file" in capsys.readouterr().err

@@ -112,7 +112,7 @@ def test_dropout_is_seeded_by_what_the_design_says() -> None:
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_gradients_outlive_the_update_for_whoever_logs_them(tmp_path: Path, nesterov: bool) -> None:
     """layers.csv reads them after the update; without weight decay, where nothing is copied on the way."""
-    watch, norms = rig.Watch(norms=True), []
+    watch, norms = rig.Watch(), []
     config = rig.settings((Stage(150, 50, 0.1),), nesterov=nesterov)
     run = rig.assembled(Solo(), config, rig.built(rig.mlp), rig.memory(rig.FLAT), tmp_path, watch)
     watch.after = lambda progress: norms.append(gradient_norm(run.replica.reducer.buckets).item())

@@ -69,7 +69,7 @@ def _compare_outcomes(item: pytest.Item, report: pytest.TestReport) -> None:
     def give_up() -> None:
         if (capture := item.config.pluginmanager.getplugin("capturemanager")) is not None:
             capture.suspend_global_capture(in_=True)
-        why = f"rank {comm.rank} failed in {item.nodeid} and not all ranks arrive: ending all of them"
+        why = f"rank {comm.rank} {report.outcome} {item.nodeid} while others are still in it: ending all of them"
         sys.stderr.write(f"\n{text}\n{why}\n")
         comm.abort(1)
 
@@ -78,14 +78,18 @@ def _compare_outcomes(item: pytest.Item, report: pytest.TestReport) -> None:
     if report.failed:
         watch.start()
     try:
-        everyone = comm.gather_bytes(f"{report.outcome}\n{text}".encode())
+        everyone = comm.gather_bytes(f"{item.nodeid}\n{report.outcome}\n{text}".encode())
     except PeerFailure:
         pytest.exit(f"rank {comm.rank}: another rank is gone in {item.nodeid}", 1)
     finally:
         watch.cancel()
-    outcomes = [answer.decode().split("\n", 1) for answer in everyone]
-    if not report.failed and len({outcome for outcome, _ in outcomes}) > 1:
-        said = [f"rank {rank} {outcome}\n{why}" for rank, (outcome, why) in enumerate(outcomes)]
+    answers = [answer.decode(errors="replace").split("\n", 2) for answer in everyone]
+    if any(len(answer) < 3 or answer[0] != item.nodeid for answer in answers):
+        give_up()  # what was gathered belongs to a collective of the test itself
+    outcomes = [outcome for _, outcome, _ in answers]
+    if not report.failed and len(set(outcomes)) > 1:
+        said = [f"by rank: {', '.join(outcomes)}"]
+        said += [f"rank {rank}: {why}" for rank, (_, _, why) in enumerate(answers) if why]
         report.outcome = "failed"
         report.longrepr = "\n".join(said)
 

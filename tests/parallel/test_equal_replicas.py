@@ -27,7 +27,7 @@ def test_replicas_stay_bitwise_equal_when_the_stage_changes(
 ) -> None:
     """Law 2: sha256 over parameters, buffers and momentum after each of 10 updates in three stages (50, 77, 131
     samples, micro_batch 8; batch norm, dropout), the same on all ranks; also loss, norm and lr of each update."""
-    watch = rig.Watch(norms=True)
+    watch = rig.Watch()
     config = rig.settings(rig.SHORT_STAGES, dtype=dtype, clip_norm=clip_norm, bucket_bytes=500)
     rig.trained(comm, config, rig.built(rig.ConvNet, dtype), rig.memory(rig.IMAGE, dtype=dtype), shared, watch)
     seen = rig.everywhere(comm, [watch.digests, watch.losses, watch.gradient_norms, watch.lrs, watch.stages])

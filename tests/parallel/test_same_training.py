@@ -72,7 +72,7 @@ def both(
 
     expected = rig.from_rank_0(comm, plain)
     tensors = expected.pop("tensors")
-    watch = rig.Watch(norms=True)
+    watch = rig.Watch()
     config = rig.settings(stages, micro_batch=micro_batch, dtype=dtype, **rules)  # type: ignore[arg-type]
     trip = rig.trained(comm, config, rig.built(make, dtype), source, folder, watch)
     return trip, watch, tensors, reference.Trained(**expected)
