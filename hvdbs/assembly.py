@@ -110,6 +110,7 @@ def assemble(
     if state is not None:
         model.load_state_dict(state.model)
         replica.optimizer.load_state_dict(state.optimizer)
+        replica.scaler.load_state_dict(state.scaler)
         progress, best, totals = state.progress, state.best_top1, Totals.of(state.totals)
     about = {"host": socket.gethostname(), "device": device_name(device)}
     everyone = [json.loads(text) for text in comm.gather_bytes(json.dumps(about).encode())]

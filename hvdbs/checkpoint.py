@@ -33,13 +33,15 @@ FORMAT = 1
 class State:
     """What a checkpoint holds.
 
-    ``model`` and ``optimizer`` are state_dicts; ``training`` the config's training fields by name, to compare with;
-    ``totals`` what rank 0 has counted and timed so far; ``best_top1`` the best score of an evaluation, or None.
+    ``model``, ``optimizer`` and ``scaler`` are state_dicts; ``training`` the config's training fields by name, to
+    compare with; ``totals`` what rank 0 has counted and timed so far; ``best_top1`` the best score of an evaluation,
+    or None.
     """
 
     progress: Progress
     model: dict[str, Any]
     optimizer: dict[str, Any]
+    scaler: dict[str, Any]
     training: dict[str, Any]
     world_size: int
     best_top1: float | None
@@ -80,6 +82,7 @@ class Saver:
                 progress,
                 replica.model.state_dict(),
                 replica.optimizer.state_dict(),
+                replica.scaler.state_dict(),
                 training_fields(self._config),
                 self._comm.world_size,
                 best_top1,

@@ -193,6 +193,7 @@ class Config:
         seed: of everything random: order, augmentation, initial weights, dropout.
         micro_batch: samples in one forward and backward on one rank; what batch norm sees.
         dtype: of parameters, gradients and inputs.
+        autocast: none, or the type that matrix products and convolutions run in; fp16 scales the loss as it needs.
         device: auto takes a GPU where there is one.
         deterministic: only kernels that give the same bits every time.
         threads: CPU threads of one rank's tensor operations; by default its share of the node's cores.
@@ -210,6 +211,7 @@ class Config:
     seed: int = 0
     micro_batch: int = 32
     dtype: Literal["float32", "float64"] = "float32"
+    autocast: Literal["none", "bf16", "fp16"] = "none"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     deterministic: bool = True
     threads: int | None = None
@@ -334,6 +336,8 @@ def check(config: Config) -> None:
         raise refusal("seed", config.seed, "must lie in [0, 2^63)")
     if config.optimizer.nesterov and config.optimizer.momentum == 0:
         raise refusal("optimizer.nesterov", True, "needs momentum", "optimizer.momentum: 0.9")
+    if config.autocast != "none" and config.dtype != "float32":
+        raise refusal("autocast", config.autocast, f"needs dtype float32, not {config.dtype}", "autocast: none")
     clip = config.optimizer.clip_norm
     if clip is not None and not clip > 0:
         raise refusal("optimizer.clip_norm", clip, "must be positive", "null switches clipping off")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -81,7 +82,8 @@ def train(run: Run, progress: Progress, best_top1: float | None) -> Outcome:
 
         better = False
         if upcoming is None or crossed(run.evaluation_period, before.samples_seen, progress.samples_seen):
-            scores = evaluate(replica.model, replica.preprocess, run.source, comm, evaluation_micro_batch)
+            with replica.autocast():
+                scores = evaluate(replica.model, replica.preprocess, run.source, comm, evaluation_micro_batch)
             better = best_top1 is None or scores.top1 > best_top1
             best_top1 = scores.top1 if better else best_top1
             recorder.evaluated(stage, progress, scores)
@@ -99,7 +101,8 @@ def train(run: Run, progress: Progress, best_top1: float | None) -> Outcome:
 def _refuse_nonfinite(run: Run, applied: Applied, before: Progress, progress: Progress, stage: int) -> None:
     """Raises AgreedError unless one more window may be skipped. Nothing was updated by it."""
     optimizer = run.config.optimizer
-    if optimizer.on_nonfinite == "skip" and progress.skipped_in_a_row <= optimizer.most_skipped:
+    overflow = run.config.autocast == "fp16" and math.isfinite(applied.loss)  # the scaler's way to find its scale
+    if (overflow or optimizer.on_nonfinite == "skip") and progress.skipped_in_a_row <= optimizer.most_skipped:
         return
     again = f", {progress.skipped_in_a_row} windows in a row" if progress.skipped_in_a_row > 1 else ""
     raise AgreedError(

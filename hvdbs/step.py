@@ -84,10 +84,18 @@ class Replica:
         self.comm = comm
         self.preprocess = Preprocess(config, first.device)
         self.optimizer = build_optimizer(model, config.optimizer)
+        # Gradients of fp16 are scaled. What overflows does so in the sum over ranks, hence on all of them alike.
+        self.scaler = torch.amp.GradScaler(first.device.type, enabled=config.autocast == "fp16")
+        self.scaler.scale(torch.zeros(1, device=first.device))  # makes its state, also where no micro-batch is dealt
         self.running = RunningStatistics(model)
         self.carry = torch.zeros(CARRY_SLOTS + self.running.size, dtype=torch.float64, device=first.device)
         trained = [p for p in model.parameters() if p.requires_grad]
         self.reducer = GradientReducer(trained, comm, self.carry, config.communication.bucket_bytes)
+
+    def autocast(self) -> torch.autocast:
+        """The context of a forward pass, in training and evaluation."""
+        dtype = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.config.autocast]
+        return torch.autocast(self.preprocess.device.type, dtype, enabled=dtype is not None)
 
     @property
     def collectives(self) -> int:
@@ -114,6 +122,8 @@ class Replica:
         accumulated = perf_counter()
         self.reducer.finish()
         reduced = perf_counter()
+        scale = self.scaler.get_scale()
+        self.scaler.unscale_(self.optimizer)
         norm = gradient_norm(self.reducer.buckets)
         loss, stop, checkpoint, length = [*self.carry[:CARRY_SLOTS].tolist(), norm.item()]
         finite = math.isfinite(loss) and math.isfinite(length)
@@ -121,11 +131,12 @@ class Replica:
             self._update(window, decision, len(mine), norm)
         else:
             self.running.restore(len(mine))
+        self.scaler.update()
         return Applied(
             loss,
             length,
             finite,
-            self._pair(window, mine, first, length) if finite else None,
+            self._pair(window, mine, first, scale, length) if finite else None,
             stop > 0,
             checkpoint > 0,
             data_seconds,
@@ -140,14 +151,16 @@ class Replica:
         if limit is not None:
             clip(self.reducer.buckets, norm, limit, self.comm)
         apply(decision, self.optimizer)
-        self.optimizer.step()
+        self.scaler.step(self.optimizer)
 
-    def _pair(self, window: Window, mine: list[MicroBatch], first: torch.Tensor | None, length: float) -> Pair | None:
-        """The norms for the noise scale, on the rank that ran micro-batch 0; buckets hold its share of the mean."""
+    def _pair(
+        self, window: Window, mine: list[MicroBatch], first: torch.Tensor | None, scale: float, length: float
+    ) -> Pair | None:
+        """The norms for the noise scale, on the rank of micro-batch 0; ``first``: of its share, times ``scale``."""
         if first is None or window.micro_batches == 1:
             return None
         whole = window.global_batch
-        single = first.item() * whole / mine[0].size
+        single = first.item() / scale * whole / mine[0].size
         return Pair(single**2, mine[0].size, length**2, whole)
 
     def _accumulate(
@@ -174,14 +187,15 @@ class Replica:
             waited += perf_counter() - asked
             inputs, labels = self.preprocess(batch)
             torch.manual_seed(generator_seed(self.config.seed, step, micro.index))
-            loss = summed_cross_entropy(self.model(inputs), labels, self.config.loss.label_smoothing)
+            with self.autocast():
+                loss = summed_cross_entropy(self.model(inputs), labels, self.config.loss.label_smoothing)
             loss = loss / window.global_batch
             self.carry[_LOSS] += loss.detach()
             if micro is mine[-1]:
                 self.running.contribute(self.carry[CARRY_SLOTS:], window.micro_batches - 1 - micro.index)
                 self._ask(requests)
                 self.reducer.arm(measure=measure and micro.index == 0)
-            loss.backward()
+            self.scaler.scale(loss).backward()
             if measure and micro.index == 0:
                 alone = micro is mine[-1]  # then its reduction is under way in the same buffers
                 first = self.reducer.sent_norm() if alone else gradient_norm(self.reducer.buckets)

@@ -274,6 +274,7 @@ def trained(
     if state is not None:
         model.load_state_dict(state.model)
         run.replica.optimizer.load_state_dict(state.optimizer)
+        run.replica.scaler.load_state_dict(state.scaler)
         progress, best = state.progress, state.best_top1
     return Trip(train(run, progress, best), run)
 
