@@ -205,6 +205,14 @@ def test_a_config_that_is_not_there(refused: Refused, name: str, line: str) -> N
         ("--loss.label_smoothing 1", "loss.label_smoothing: 1.0 must lie in [0, 1)"),
         ("--optimizer.momentum 1", "optimizer.momentum: 1.0 must lie in [0, 1)"),
         (
+            "--autocast bf16 --dtype float64",
+            "autocast: bf16 needs dtype float32, not float64; autocast: none",
+        ),
+        (
+            "--optimizer.most_skipped 0",
+            "optimizer.most_skipped: 0 must be at least 1",
+        ),
+        (
             "--optimizer.momentum 0 --optimizer.nesterov true",
             "optimizer.nesterov: True needs momentum; optimizer.momentum: 0.9",
         ),
@@ -590,10 +598,10 @@ def test_files_of_a_run_that_are_not_of_hvdbs(refused: Refused, run: Path) -> No
     steps = (run / "steps.csv").read_text()
     (run / "steps.csv").write_text("a,b\n1,2\n")
     assert "run/steps.csv: its first line is 'a,b', no header of hvdbs" in refused("--out", "run", "--resume", "auto")
-    (run / "steps.csv").write_text(steps.replace("collectives\n", "collectives,more\n", 1))
+    (run / "steps.csv").write_text(steps.replace("skipped\n", "skipped,more\n", 1))
     assert "run/steps.csv: has the column more of a newer hvdbs" in refused("--out", "run", "--resume", "auto")
     (run / "steps.csv").write_text(steps + "7,112\n")
-    assert "run/steps.csv: line 10 is not a row of 19 columns" in refused("--out", "run", "--resume", "auto")
+    assert "run/steps.csv: line 10 is not a row of 20 columns" in refused("--out", "run", "--resume", "auto")
 
 
 def test_a_finished_run_has_nothing_left_to_train(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import reference
@@ -41,18 +42,23 @@ def still() -> nn.Module:
     return rig.ConvNet(dropout=0.0)
 
 
-def plainly(make: Callable[[], nn.Module], shape: tuple[int, ...], micro_batch: int | None = 8) -> rig.Tensors:
+def plainly(
+    make: Callable[[], nn.Module], shape: tuple[int, ...], micro_batch: int | None = 8, **rules: Any
+) -> rig.Tensors:
     source, model = rig.memory(shape), rig.built(make)
     order = source.stream(1500)
-    reference.train(model, source.inputs, source.labels, order, rig.SHORT_STAGES, micro_batch=micro_batch)
+    reference.train(model, source.inputs, source.labels, order, rig.SHORT_STAGES, micro_batch=micro_batch, **rules)
     return rig.snapshot(model)
 
 
-def test_one_process_trains_as_the_plain_loop_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "rules", [{}, {"smoothing": 0.2, "clip_norm": 0.3, "nesterov": True, "warmup": (150, 0.001)}], ids=["plain", "all"]
+)
+def test_one_process_trains_as_the_plain_loop_does(tmp_path: Path, rules: dict[str, Any]) -> None:
     """Law 1, float64, np 1: 1e-12 after 10 updates in three stages, batch norm and dropout."""
     model = rig.built(rig.ConvNet)
-    rig.trained(Solo(), rig.settings(rig.SHORT_STAGES), model, rig.memory(rig.IMAGE), tmp_path)
-    assert rig.worst_error(rig.snapshot(model), plainly(rig.ConvNet, rig.IMAGE)) < 1e-12
+    rig.trained(Solo(), rig.settings(rig.SHORT_STAGES, **rules), model, rig.memory(rig.IMAGE), tmp_path)
+    assert rig.worst_error(rig.snapshot(model), plainly(rig.ConvNet, rig.IMAGE, **rules)) < 1e-12
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5, 20])
