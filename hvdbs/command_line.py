@@ -19,8 +19,9 @@ from typing import Any, get_type_hints
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 
-from hvdbs.config import Config, check, to_yaml
+from hvdbs.config import Config, to_yaml
 from hvdbs.errors import HvdbsError, refusal, suggestion
+from hvdbs.rules import check
 from hvdbs.schedule import StageConfig
 
 RECIPES = Path(__file__).parent / "recipes"

@@ -8,15 +8,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import NoneType
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 import yaml
 
-from hvdbs.errors import refusal
 from hvdbs.schedule import ScheduleConfig
 
 
@@ -274,80 +271,3 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     return yaml.safe_dump(to_dict(config), sort_keys=False)
-
-
-def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
-    """Dotted name, value and type of every field, those in rows of lists included."""
-    hints = get_type_hints(type(section))
-    for name in section.__dataclass_fields__:
-        value = getattr(section, name)
-        if dataclasses.is_dataclass(value):
-            yield from _values(value, f"{prefix}{name}.")
-            continue
-        yield f"{prefix}{name}", value, hints[name]
-        for index, row in enumerate(value if isinstance(value, tuple) else ()):
-            if dataclasses.is_dataclass(row):
-                yield from _values(row, f"{prefix}{name}[{index}].")
-
-
-def check(config: Config) -> None:
-    """Rules between fields that need no data. Raises HvdbsError at the first one broken."""
-    for name, value, hint in _values(config):
-        if value is None and NoneType not in get_args(hint):
-            raise refusal(name, "null", "is no value for this field", "leave it out for its default")
-    at_least_one = {
-        "micro_batch": config.micro_batch,
-        "threads": config.threads,
-        "data.image_size": config.data.image_size,
-        "data.resize": config.data.resize,
-        "data.threads": config.data.threads,
-        "data.read_ahead": config.data.read_ahead,
-        "data.train_samples": config.data.train_samples,
-        "data.val_samples": config.data.val_samples,
-        "model.classes": config.model.classes,
-        "model.width": config.model.width,
-        "communication.bucket_bytes": config.communication.bucket_bytes,
-        "evaluation.micro_batch": config.evaluation.micro_batch,
-        "checkpoint.keep_last": config.checkpoint.keep_last,
-        "optimizer.most_skipped": config.optimizer.most_skipped,
-        "logging.every_steps": config.logging.every_steps,
-    }
-    for name, value in at_least_one.items():
-        if value is not None and value < 1:
-            raise refusal(name, value, "must be at least 1")
-    at_least_zero: dict[str, float] = {
-        "evaluation.every_epochs": config.evaluation.every_epochs,
-        "checkpoint.every_samples": config.checkpoint.every_samples,
-        "checkpoint.every_minutes": config.checkpoint.every_minutes,
-        "logging.line_seconds": config.logging.line_seconds,
-    }
-    for name, number in at_least_zero.items():
-        if not number >= 0:
-            raise refusal(name, number, "must be at least 0")
-    below_one = {
-        "optimizer.momentum": config.optimizer.momentum,
-        "loss.label_smoothing": config.loss.label_smoothing,
-        "model.dropout": config.model.dropout,
-    }
-    for name, share in below_one.items():
-        if not 0 <= share < 1:
-            raise refusal(name, share, "must lie in [0, 1)")
-    if not 0 <= config.seed < 2**63:
-        raise refusal("seed", config.seed, "must lie in [0, 2^63)")
-    if config.optimizer.nesterov and config.optimizer.momentum == 0:
-        raise refusal("optimizer.nesterov", True, "needs momentum", "optimizer.momentum: 0.9")
-    if config.autocast != "none" and config.dtype != "float32":
-        raise refusal("autocast", config.autocast, f"needs dtype float32, not {config.dtype}", "autocast: none")
-    clip = config.optimizer.clip_norm
-    if clip is not None and not clip > 0:
-        raise refusal("optimizer.clip_norm", clip, "must be positive", "null switches clipping off")
-    if config.data.resize < config.data.image_size:
-        raise refusal("data.resize", config.data.resize, f"must be at least data.image_size {config.data.image_size}")
-    for name, (low, high) in {"scale": config.data.augment.scale, "ratio": config.data.augment.ratio}.items():
-        if not 0 < low <= high or (name == "scale" and high > 1):
-            top = " and end at 1 at most" if name == "scale" else ""
-            raise refusal(f"data.augment.{name}", [low, high], f"must increase from above 0{top}")
-    if any(not math.isfinite(value) for value in config.data.mean):
-        raise refusal("data.mean", list(config.data.mean), "must be finite")
-    if any(not (math.isfinite(value) and value > 0) for value in config.data.std):
-        raise refusal("data.std", list(config.data.std), "must be positive and finite")

@@ -14,11 +14,12 @@ from test_data_decode import cut, together
 
 from hvdbs.batching import MicroBatch
 from hvdbs.comm.local import Solo, ThreadRank, ThreadWorld
-from hvdbs.config import AugmentConfig, Config, DataConfig, ModelConfig, check
+from hvdbs.config import AugmentConfig, Config, DataConfig, ModelConfig
 from hvdbs.data import Source, sources
 from hvdbs.data.ahead import THREAD_NAME
 from hvdbs.data.sources import open_source
 from hvdbs.errors import HvdbsError
+from hvdbs.rules import check
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,19 @@ import hvdbs
 
 ROOT = Path(hvdbs.__file__).parent
 LEVELS = [
-    {"errors", "noise", "progress", "batching", "schedule", "costs", "config", "command_line", "files", "records"},
+    {
+        "errors",
+        "noise",
+        "progress",
+        "batching",
+        "schedule",
+        "costs",
+        "config",
+        "rules",
+        "command_line",
+        "files",
+        "records",
+    },
     {"comm", "comm.local", "comm.horovod"},
     {"data", "model"},
     {"loss", "gradients", "batch_norm", "optim", "step", "evaluation", "replicas"},
