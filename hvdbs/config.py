@@ -132,9 +132,11 @@ class CommunicationConfig:
 
     Args:
         bucket_bytes: size of one flat gradient bucket, in bytes; its allreduce starts when its last gradient is final.
+        wire: the type in which gradients travel: none for their own, or fp16, at half the bytes of float32.
     """
 
     bucket_bytes: int = 25 * 2**20
+    wire: Literal["none", "fp16"] = "none"
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,7 @@ _FREE = (
     "data.index_dir",
     "data.threads",
     "data.read_ahead",
-    "communication",
+    "communication.bucket_bytes",
     "evaluation",
     "checkpoint",
     "logging",

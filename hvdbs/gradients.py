@@ -19,16 +19,20 @@ from hvdbs.costs import bucket_sizes
 
 @dataclass
 class Bucket:
-    """One flat buffer and how many of its gradients are still to come in this window's last backward pass."""
+    """One flat buffer and how many of its gradients are still to come in this window's last backward pass.
+
+    ``wire``: what is reduced in its place, a copy of lower precision; None if it is reduced itself.
+    """
 
     name: str
     flat: torch.Tensor
+    wire: torch.Tensor | None
     parameters: Sequence[nn.Parameter]
     missing: int = 0
     handle: Handle | None = None
 
 
-def lay_out(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[Bucket]:
+def lay_out(parameters: Sequence[nn.Parameter], bucket_bytes: int, wire: torch.dtype | None = None) -> list[Bucket]:
     """Buckets of about ``bucket_bytes`` bytes over ``parameters``, last parameter first; sets every ``p.grad``.
 
     All parameters have one dtype and device. A gradient has its parameter's memory format, so channels_last stays
@@ -45,7 +49,8 @@ def lay_out(parameters: Sequence[nn.Parameter], bucket_bytes: int) -> list[Bucke
             strides = torch.empty_like(p, device="meta").stride()
             p.grad = flat[offset : offset + p.numel()].as_strided(p.size(), strides)
             offset += p.numel()
-        buckets.append(Bucket(f"gradients.{len(buckets)}", flat, members))
+        copy = None if wire is None else torch.empty_like(flat, dtype=wire)
+        buckets.append(Bucket(f"gradients.{len(buckets)}", flat, copy, members))
         at += count
     return buckets
 
@@ -60,16 +65,22 @@ class GradientReducer:
     """
 
     def __init__(
-        self, parameters: Iterable[nn.Parameter], comm: Communicator, carry: torch.Tensor, bucket_bytes: int
+        self,
+        parameters: Iterable[nn.Parameter],
+        comm: Communicator,
+        carry: torch.Tensor,
+        bucket_bytes: int,
+        wire: torch.dtype | None = None,
     ) -> None:
-        self.buckets = lay_out(list(parameters), bucket_bytes)
+        self.buckets = lay_out(list(parameters), bucket_bytes, wire)
         self._comm = comm
         self._carry = carry
         self._carry_handle: Handle | None = None
         self._armed = False
         self._norms: list[torch.Tensor] | None = None
         self.collectives = len(self.buckets) + 1
-        self.reduced_bytes = sum(b.flat.nbytes for b in self.buckets) + carry.nbytes
+        sent = (b.flat if b.wire is None else b.wire for b in self.buckets)
+        self.reduced_bytes = sum(tensor.nbytes for tensor in sent) + carry.nbytes
         for bucket in self.buckets:
             for parameter in bucket.parameters:
                 parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._arrived(bucket))
@@ -100,6 +111,8 @@ class GradientReducer:
             assert bucket.handle is not None
             bucket.handle.wait()
             bucket.handle = None
+            if bucket.wire is not None:
+                bucket.flat.copy_(bucket.wire)
         self._carry_handle.wait()
         self._carry_handle = None
         self._armed = False
@@ -116,7 +129,10 @@ class GradientReducer:
     def _send(self, bucket: Bucket) -> None:
         if self._norms is not None:
             self._norms.append(bucket.flat.norm())
-        bucket.handle = self._comm.start_sum(bucket.flat, bucket.name)
+        sent = bucket.flat
+        if bucket.wire is not None:
+            sent = bucket.wire.copy_(bucket.flat)
+        bucket.handle = self._comm.start_sum(sent, bucket.name)
 
     def sent_norm(self) -> torch.Tensor:
         """2-norm of the gradients that this rank sent in a measured window, a 0-dimensional float64 tensor."""

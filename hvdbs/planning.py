@@ -24,7 +24,7 @@ def plan(config: Config, schedule: Schedule, train_samples: int, model: nn.Modul
     Raises HvdbsError for a micro-batch that batch norm cannot take.
     """
     rows = []
-    nbytes = update_bytes(model)
+    nbytes = update_bytes(model, config)
     for span in spans(schedule):
         stage = span.stage
         if span.steps and _last_size(stage.global_batch, config.micro_batch) == 1:
@@ -90,9 +90,10 @@ def warnings(rows: list[PlanRow]) -> list[str]:
     return lines
 
 
-def update_bytes(model: nn.Module) -> int:
+def update_bytes(model: nn.Module, config: Config) -> int:
     """Bytes that one rank hands to allreduce in one update of ``model``."""
-    parameters = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    halved = config.communication.wire == "fp16"
+    parameters = sum(p.numel() * (2 if halved else p.element_size()) for p in model.parameters() if p.requires_grad)
     return reduced_bytes(parameters, RunningStatistics(model).size)
 
 

@@ -72,6 +72,11 @@ def check(config: Config) -> None:
         raise refusal("seed", config.seed, "must lie in [0, 2^63)")
     if config.optimizer.nesterov and config.optimizer.momentum == 0:
         raise refusal("optimizer.nesterov", True, "needs momentum", "optimizer.momentum: 0.9")
+    if config.communication.wire != "none" and config.dtype != "float32":
+        wire = config.communication.wire
+        raise refusal(
+            "communication.wire", wire, f"needs dtype float32, not {config.dtype}", "communication.wire: none"
+        )
     if config.autocast != "none" and config.dtype != "float32":
         raise refusal("autocast", config.autocast, f"needs dtype float32, not {config.dtype}", "autocast: none")
     clip = config.optimizer.clip_norm

@@ -90,7 +90,8 @@ class Replica:
         self.running = RunningStatistics(model)
         self.carry = torch.zeros(CARRY_SLOTS + self.running.size, dtype=torch.float64, device=first.device)
         trained = [p for p in model.parameters() if p.requires_grad]
-        self.reducer = GradientReducer(trained, comm, self.carry, config.communication.bucket_bytes)
+        wire = torch.float16 if config.communication.wire == "fp16" else None
+        self.reducer = GradientReducer(trained, comm, self.carry, config.communication.bucket_bytes, wire)
 
     def autocast(self) -> torch.autocast:
         """The context of a forward pass, in training and evaluation."""

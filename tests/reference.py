@@ -41,7 +41,7 @@ class Trained:
 def dropout_seed(seed: int, update: int, micro_batch_index: int) -> int:
     """The seed of the model's generator before one micro-batch; updates are counted from 0."""
     digest = hashlib.blake2b(struct.pack("<QQQ", seed, update, micro_batch_index), digest_size=8).digest()
-    return struct.unpack("<Q", digest)[0] >> 1
+    return int.from_bytes(digest, "little") >> 1
 
 
 def mean_cross_entropy(logits: torch.Tensor, labels: torch.Tensor, smoothing: float, count: int) -> torch.Tensor:
@@ -90,7 +90,8 @@ def train(
                 loss = mean_cross_entropy(logits, labels[chosen], smoothing, stage.global_batch)
                 loss.backward()
                 loss_of_window += loss.item()
-            norm = math.sqrt(sum(float((p.grad**2).sum()) for _, p in trained))
+            gradients = {name: p.grad for name, p in trained if p.grad is not None}
+            norm = math.sqrt(sum(float((g**2).sum()) for g in gradients.values()))
             shrink = 1.0 if clip_norm is None or norm <= clip_norm else clip_norm / norm
             done.samples_seen += stage.global_batch
             lr = stage.lr
@@ -98,11 +99,11 @@ def train(
                 lr = warmup[1] + (stage.lr - warmup[1]) * done.samples_seen / warmup[0]
             with torch.no_grad():
                 for name, p in trained:
-                    gradient = p.grad * shrink
+                    gradient = gradients[name] * shrink
                     if p.ndim > 1 and not name.endswith(".bias"):
                         gradient = gradient + stage.weight_decay * p
                     velocity[name] = momentum * velocity[name] + gradient
-                    p -= lr * (gradient + momentum * velocity[name] if nesterov else velocity[name])
+                    p.sub_(lr * (gradient + momentum * velocity[name] if nesterov else velocity[name]))
             done.losses.append(loss_of_window)
             done.norms.append(norm)
             done.stages.append(number)

@@ -76,7 +76,8 @@ class Memory:
 
     def stream(self, samples: int) -> list[int]:
         """The sample indices at the first ``samples`` positions, for the reference."""
-        return order.positions(self.seed, self.train_samples, 0, samples).index.tolist()
+        indices: list[int] = order.positions(self.seed, self.train_samples, 0, samples).index.tolist()
+        return indices
 
 
 def memory(
@@ -116,7 +117,8 @@ class ConvNet(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = F.relu(self.bn1(self.conv1(x)))
         x = F.relu(self.bn2(self.conv2(x)))
-        return self.fc(self.dropout(x.mean((2, 3))))
+        logits: torch.Tensor = self.fc(self.dropout(x.mean((2, 3))))
+        return logits
 
 
 def mlp(dropout: float = 0.0) -> nn.Module:
@@ -310,7 +312,7 @@ def distance(got: Tensors, expected: Tensors) -> float:
     names = [name for name, value in expected.items() if value.is_floating_point()]
     a = torch.cat([got[name].double().flatten() for name in names])
     b = torch.cat([expected[name].double().flatten() for name in names])
-    return ((a - b).norm() / b.norm()).item()
+    return float((a - b).norm() / b.norm())
 
 
 def worst_of(got: Sequence[float], expected: Sequence[float]) -> float:

@@ -205,6 +205,10 @@ def test_a_config_that_is_not_there(refused: Refused, name: str, line: str) -> N
         ("--loss.label_smoothing 1", "loss.label_smoothing: 1.0 must lie in [0, 1)"),
         ("--optimizer.momentum 1", "optimizer.momentum: 1.0 must lie in [0, 1)"),
         (
+            "--communication.wire fp16 --dtype float64",
+            "communication.wire: fp16 needs dtype float32, not float64; communication.wire: none",
+        ),
+        (
             "--autocast bf16 --dtype float64",
             "autocast: bf16 needs dtype float32, not float64; autocast: none",
         ),

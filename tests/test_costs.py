@@ -33,7 +33,7 @@ def test_buckets_hold_every_tensor_once_and_close_when_full(nbytes: list[int], l
 def test_planned_bytes_are_the_bytes_of_the_buffers(dtype: str, bucket_bytes: int) -> None:
     config = Config(dtype=dtype)  # type: ignore[arg-type]
     model = build_model(ModelConfig(name="resnet8", width=4), 10).to(getattr(torch, dtype))
-    planned = update_bytes(model)
+    planned = update_bytes(model, config)
     replica = Replica(model, config, Solo())
     assert replica.reducer.reduced_bytes == planned
     assert sum(b.flat.nbytes for b in replica.reducer.buckets) + replica.carry.nbytes == planned

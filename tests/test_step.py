@@ -24,6 +24,8 @@ from hvdbs.costs import reduced_bytes
 from hvdbs.data.streams import generator_seed
 from hvdbs.errors import HvdbsError
 from hvdbs.gradients import gradient_norm
+from hvdbs.loop import train
+from hvdbs.progress import Progress
 from hvdbs.schedule import Decision
 from hvdbs.step import Replica, Requests
 
@@ -122,7 +124,7 @@ def test_gradients_outlive_the_update_for_whoever_logs_them(tmp_path: Path, nest
     config = rig.settings((Stage(150, 50, 0.1),), nesterov=nesterov)
     run = rig.assembled(Solo(), config, rig.built(rig.mlp), rig.memory(rig.FLAT), tmp_path, watch)
     watch.after = lambda progress: norms.append(gradient_norm(run.replica.reducer.buckets).item())
-    rig.train(run, rig.Progress(), None)
+    train(run, Progress(), None)
     assert norms == watch.gradient_norms
     assert len(norms) == 3
 
@@ -139,7 +141,8 @@ class Shared(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for _ in range(self.uses(x)):
             x = torch.relu(self.bn(x))
-        return self.fc(x)
+        logits: torch.Tensor = self.fc(x)
+        return logits
 
 
 @pytest.mark.parametrize(
@@ -160,14 +163,14 @@ def test_a_batch_norm_that_does_not_run_once_per_micro_batch_is_refused(
 def test_a_frozen_batch_norm_is_refused(tmp_path: Path) -> None:
     """A layer in evaluation mode would read running values that are set aside during the window."""
     model = rig.built(rig.ConvNet)
-    model.bn1.eval()
+    model.get_submodule("bn1").eval()
     with pytest.raises(HvdbsError, match=r"layer bn1: 0 forwards in training mode"):
         rig.trained(Solo(), rig.settings(rig.SHORT_STAGES), model, rig.memory(rig.IMAGE), tmp_path)
 
 
 def test_a_cumulative_batch_norm_is_refused() -> None:
     model = rig.built(rig.ConvNet)
-    model.bn2.momentum = None
+    model.get_submodule("bn2").momentum = None  # type: ignore[assignment]
     with pytest.raises(HvdbsError, match="model layer bn2: momentum"):
         Replica(model, rig.settings(rig.SHORT_STAGES), Solo())
 

@@ -25,6 +25,7 @@ from hvdbs.comm.local import Solo
 from hvdbs.config import CheckpointConfig, Config, DataConfig, EvaluationConfig, LoggingConfig, ModelConfig
 from hvdbs.loop import train
 from hvdbs.recorder import Account, Recorder, Totals
+from hvdbs.replicas import state_digest
 from hvdbs.schedule import ScheduleConfig, StageConfig, resolve
 from hvdbs.step import Requests
 
@@ -49,7 +50,7 @@ def wide() -> nn.Module:
 def test_two_runs_are_bitwise_equal_whatever_the_timing(comm: Communicator, shared: Path, bucket_bytes: int) -> None:
     """Law 4, float32: a run without delays and two with sleeps of up to 2 ms whenever a gradient arrives, drawn by
     every rank from a seed of its own: parameters, buffers, momentum and loss after each of 10 updates, bit for bit."""
-    runs = []
+    runs: list[list[Any]] = []
     for run in range(3):
         model = rig.built(wide, "float32")
         if run:
@@ -214,7 +215,7 @@ def made_and_trained(comm: Communicator, config: Config, out: Path, resume: str 
     finally:
         if made.files is not None:
             made.files.close()
-    return rig.state_digest(made.run.replica.model, made.run.replica.optimizer), made
+    return state_digest(made.run.replica.model, made.run.replica.optimizer), made
 
 
 def without_times(table: Path) -> list[list[str]]:

@@ -63,7 +63,8 @@ class Sometimes(nn.Module):
         h = F.relu(self.first(x))
         if x.mean() > self.threshold:
             h = h + F.relu(self.branch(h))
-        return self.last(h)
+        logits: torch.Tensor = self.last(h)
+        return logits
 
 
 @pytest.mark.parametrize(
@@ -97,13 +98,14 @@ class Tied(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.tanh(self.second(torch.tanh(self.first(x))))
-        return self.last(F.linear(h, self.first.weight.t()))
+        logits: torch.Tensor = self.last(F.linear(h, self.first.weight.t()))
+        return logits
 
 
 def test_tied_weights(comm: Communicator, shared: Path) -> None:
     """A parameter under two names is one parameter: one gradient, one update."""
     trip = compared(comm, shared, Tied)
-    assert trip.model.first.weight is trip.model.second.weight
+    assert trip.model.get_parameter("first.weight") is trip.model.get_parameter("second.weight")
     assert sum(len(bucket.parameters) for bucket in trip.run.replica.reducer.buckets) == 5
 
 
@@ -161,7 +163,8 @@ class Scalars(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.tanh(self.scale * (x @ self.weight) + self.shift)
-        return self.last(torch.tanh(h @ self.slice))
+        logits: torch.Tensor = self.last(torch.tanh(h @ self.slice))
+        return logits
 
 
 @pytest.mark.parametrize("bucket_bytes", [1, 2**30])

@@ -66,7 +66,7 @@ def test_one_set_of_reductions_per_update_whatever_the_accumulation(
     assert [e.name for e in others] == (["clip"] if clip_norm else [])
     assert len(sums) + len(others) == replica.collectives
     total = sum(e.nbytes for e in sums)
-    assert total == replica.reducer.reduced_bytes == update_bytes(replica.model)
+    assert total == replica.reducer.reduced_bytes == update_bytes(replica.model, replica.config)
     assert total == reduced_bytes(sum(nbytes), 2 * (6 + 8)) == sum(nbytes) + CARRY_ITEM_BYTES * (3 + 28)
     assert len({tuple(pair) for pair in rig.everywhere(comm, [len(events_of(events)), total])}) == 1
 
@@ -125,7 +125,7 @@ def test_the_first_bucket_is_under_way_long_before_backward_ends(comm: Communica
         time.sleep(0.06)
         ended.append(time.perf_counter())
 
-    model.conv1.weight.register_post_accumulate_grad_hook(sleep)
+    model.get_parameter("conv1.weight").register_post_accumulate_grad_hook(sleep)
     replica = Replica(model, rig.settings(STAGES, bucket_bytes=LAYERS), counted)
     window = Window(0, 8 * comm.world_size, 8)
     source = rig.memory(rig.IMAGE)

@@ -18,6 +18,7 @@ from hvdbs import checkpoint
 from hvdbs.comm import AgreedError, Communicator
 from hvdbs.comm.local import Solo
 from hvdbs.config import CheckpointConfig, Config
+from hvdbs.planning import update_bytes
 
 pytestmark = pytest.mark.parallel
 
@@ -89,3 +90,36 @@ def test_a_loss_that_is_not_finite_is_no_overflow(comm: Communicator, shared: Pa
     source = dataclasses.replace(source, inputs=torch.full_like(source.inputs, math.nan))
     with pytest.raises(AgreedError, match="is not finite"):
         rig.trained(comm, cast("fp16"), rig.built(rig.ConvNet, "float32"), source, shared)
+
+
+def test_gradients_on_an_fp16_wire_take_half_the_bytes_and_train_alike(comm: Communicator, shared: Path) -> None:
+    """Relative 2-norm below 2e-3 after 10 updates against full gradients in one process: each rank rounds its share to
+    11 bits (5e-4) once per update. Replicas stay bitwise equal and a resume from update 4 ends in the same bits."""
+    source = rig.memory(rig.IMAGE, dtype="float32")
+    every = CheckpointConfig(every_samples=1, every_minutes=0, keep_last=100)
+    plain = cast("none", clip_norm=0.4, checkpoint=every)
+    wired = dataclasses.replace(plain, communication=dataclasses.replace(plain.communication, wire="fp16"))
+    alone = rig.trained(Solo(), plain, rig.built(rig.ConvNet, "float32"), source, shared / f"alone-{comm.rank}")
+    counted = rig.Counted(comm)
+    trip = rig.trained(counted, wired, rig.built(rig.ConvNet, "float32"), source, shared / "wired")
+    assert 0 < rig.distance(rig.snapshot(trip.model), rig.snapshot(alone.model)) < 2e-3
+    assert rig.everywhere(comm, trip.digest) == [trip.digest] * comm.world_size
+    reducers = [run.replica.reducer for run in (alone.run, trip.run)]
+    carry = trip.run.replica.carry.nbytes
+    assert (reducers[0].reduced_bytes - carry) == 2 * (reducers[1].reduced_bytes - carry)
+    assert update_bytes(trip.model, wired) == reducers[1].reduced_bytes
+    folder = next(path for path in sorted(shared.rglob("step-4")) if "wired" in str(path))
+    state = checkpoint.load((folder / "model.pt").read_bytes(), torch.device("cpu"))
+    comm.barrier()
+    again = rig.trained(comm, wired, rig.built(rig.ConvNet, "float32", seed=9), source, shared / "again", state=state)
+    assert again.digest == trip.digest
+
+
+def test_one_process_sends_nothing_but_rounds_all_the_same(shared: Path, comm: Communicator) -> None:
+    """The wire is part of the training: with it, one process trains as several do, to the rounding of the shares."""
+    source = rig.memory(rig.FLAT, dtype="float32")
+    config = cast("none")
+    wired = dataclasses.replace(config, communication=dataclasses.replace(config.communication, wire="fp16"))
+    folder = shared / f"alone-{comm.rank}"
+    ends = [rig.trained(Solo(), c, rig.built(rig.mlp, "float32"), source, folder).digest for c in (config, wired)]
+    assert ends[0] != ends[1]

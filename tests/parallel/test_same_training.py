@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import reference
@@ -28,7 +29,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
 }
 
 # What differs from plain SGD with momentum 0.9, by the names of both rig.settings and reference.train.
-RULES: dict[str, dict[str, object]] = {
+RULES: dict[str, dict[str, Any]] = {
     "plain": {},
     "label smoothing": {"smoothing": 0.1},
     "clipping": {"clip_norm": 0.3},
@@ -49,12 +50,12 @@ def both(
     dtype: str = "float64",
     micro_batch: int = 8,
     reference_micro_batch: int | None = 8,
-    **rules: object,
+    **rules: Any,
 ) -> tuple[rig.Trip, rig.Watch, rig.Tensors, reference.Trained]:
     """Collective. The same training by hvdbs over all ranks and by the reference."""
     make, shape = MODELS[kind]
     source = rig.memory(shape, dtype=dtype)
-    source.seed = rules.get("seed", 0)  # type: ignore[assignment]
+    source.seed = rules.get("seed", 0)
 
     def plain() -> dict[str, object]:
         model = rig.built(make, dtype)
@@ -66,14 +67,14 @@ def both(
             order,
             stages,
             micro_batch=reference_micro_batch,
-            **rules,  # type: ignore[arg-type]
+            **rules,
         )
         return {"tensors": rig.snapshot(model), **vars(done)}
 
     expected = rig.from_rank_0(comm, plain)
     tensors = expected.pop("tensors")
     watch = rig.Watch()
-    config = rig.settings(stages, micro_batch=micro_batch, dtype=dtype, **rules)  # type: ignore[arg-type]
+    config = rig.settings(stages, micro_batch=micro_batch, dtype=dtype, **rules)
     trip = rig.trained(comm, config, rig.built(make, dtype), source, folder, watch)
     return trip, watch, tensors, reference.Trained(**expected)
 
@@ -174,7 +175,7 @@ def test_the_rules_and_models_do_differ(comm: Communicator, shared: Path) -> Non
     ends = []
     for rules in RULES.values():
         model = rig.built(make)
-        reference.train(model, source.inputs, source.labels, order, rig.SHORT_STAGES, micro_batch=8, **rules)  # type: ignore[arg-type]
+        reference.train(model, source.inputs, source.labels, order, rig.SHORT_STAGES, micro_batch=8, **rules)
         ends.append(rig.snapshot(model))
     assert all(rig.worst_error(end, ends[0]) > 1e-6 for end in ends[1:])
 
