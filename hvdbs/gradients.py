@@ -135,9 +135,12 @@ class GradientReducer:
         bucket.handle = self._comm.start_sum(sent, bucket.name)
 
     def sent_norm(self) -> torch.Tensor:
-        """2-norm of the gradients that this rank sent in a measured window, a 0-dimensional float64 tensor."""
-        assert self._norms
-        return _together(self._norms)
+        """2-norm of this rank's gradients in a measured window, after its last backward; a 0-dimensional float64 tensor.
+
+        Buckets that backward did not fill, with parameters it did not use, are not sent yet and count as they are.
+        """
+        assert self._norms is not None
+        return _together([*self._norms, *(bucket.flat.norm() for bucket in self.buckets if bucket.handle is None)])
 
 
 def gradient_norm(buckets: Sequence[Bucket]) -> torch.Tensor:

@@ -27,7 +27,7 @@ from hvdbs.gradients import gradient_norm
 from hvdbs.loop import train
 from hvdbs.progress import Progress
 from hvdbs.schedule import Decision
-from hvdbs.step import Replica, Requests
+from hvdbs.step import Applied, Replica, Requests
 
 
 @pytest.fixture(autouse=True)
@@ -127,6 +127,40 @@ def test_gradients_outlive_the_update_for_whoever_logs_them(tmp_path: Path, nest
     train(run, Progress(), None)
     assert norms == watch.gradient_norms
     assert len(norms) == 3
+
+
+class Branch(nn.Module):
+    """A layer that no micro-batch uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(20, rig.CLASSES)
+        self.never = nn.Linear(20, rig.CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.fc(x)
+        return logits
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 900, 2**30])
+def test_a_measured_micro_batch_counts_buckets_that_backward_does_not_fill(bucket_bytes: int) -> None:
+    """The norm of micro-batch 0 beside its window's, float64, 1e-12, at world_size 1 and where it is all its rank has:
+    buckets with an unused parameter are sent after backward, when the norm has been taken."""
+    first = rig.built(Branch)
+    window = Window(0, 32, 8)
+    measured = []
+    for world_size in (1, 4):
+        models = [copy.deepcopy(first) for _ in range(world_size)]
+
+        def main(comm: Communicator, models: list[nn.Module] = models) -> Applied:
+            replica = Replica(models[comm.rank], rig.settings(rig.SHORT_STAGES, bucket_bytes=bucket_bytes), comm)
+            batches = rig.memory(rig.FLAT).train(window.dealt_to(comm.rank, comm.world_size))
+            return replica.run(window, Decision(0, 32, 0.1, 0.0), 0, batches, Requests(), measure=True)
+
+        pair = ThreadWorld(world_size).run(main)[0].noise
+        assert pair is not None
+        measured.append(pair.small_squares)
+    assert abs(measured[1] - measured[0]) < 1e-12 * measured[0]
 
 
 class Shared(nn.Module):
