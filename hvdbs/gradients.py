@@ -135,7 +135,7 @@ class GradientReducer:
         bucket.handle = self._comm.start_sum(sent, bucket.name)
 
     def sent_norm(self) -> torch.Tensor:
-        """2-norm of this rank's gradients in a measured window, after its last backward; a 0-dimensional float64 tensor.
+        """2-norm of this rank's gradients in a measured window, after its last backward; 0-dimensional, float64.
 
         Buckets that backward did not fill, with parameters it did not use, are not sent yet and count as they are.
         """
