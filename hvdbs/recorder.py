@@ -199,7 +199,7 @@ class Account:
             self._files.step(row)
             counted.since_row = Sums()
         if ends or crossed(self._train_samples, before.samples_seen, progress.samples_seen):
-            self._files.layers(self._layer_rows(progress, replica))
+            self._files.layers(self._layer_rows(lr, progress, replica))
         if ends:
             self._files.stage(self._stage_row(stage, lr, progress))
 
@@ -272,21 +272,23 @@ class Account:
             data_seconds=sums.data_seconds,
         )
 
-    def _layer_rows(self, progress: Progress, replica: Replica) -> list[LayerRow]:
+    def _layer_rows(self, lr: float, progress: Progress, replica: Replica) -> list[LayerRow]:
         """One row per parameter tensor, with the last window's mean gradient."""
         rows = []
         for name, parameter in replica.model.named_parameters():
             if parameter.grad is not None:
+                group, norm = group_of(name, parameter), parameter.detach().norm().item()
+                moved = effective_lr(lr, self._config.optimizer.momentum)
                 rows.append(
                     LayerRow(
                         progress.step,
                         progress.samples_seen,
                         self._epoch(progress),
                         name,
-                        group_of(name, parameter),
-                        parameter.detach().norm().item(),
+                        group,
+                        norm,
                         parameter.grad.norm().item(),
-                        None,
+                        moved / norm**2 if group == "w" and norm > 0 else None,
                     )
                 )
         return rows
