@@ -127,8 +127,8 @@ class LayerRow:
     """layers.csv: one layer at one time. ``group`` is its parameter group, norms are 2-norms over the whole
     layer.
 
-    ``effective_lr`` is lr / ((1 - momentum) * weight_norm^2) (van Laarhoven, arXiv 1706.05350), of weights alone; it means
-    something where a normalisation follows them, so that their scale does not matter.
+    ``effective_lr`` is lr / ((1 - momentum) * weight_norm^2) (van Laarhoven, arXiv 1706.05350), of weights
+    alone; it means something where a normalisation follows them, so that their scale does not matter.
     """
 
     step: int
