@@ -174,6 +174,8 @@ def settle(config: Config, comm: Communicator, device: torch.device) -> None:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with a fixed workspace
         torch.backends.cudnn.benchmark = not config.deterministic
     torch.use_deterministic_algorithms(config.deterministic)
+    # With them torch also fills each new tensor before it is written, a fill for every output of every layer.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
 
 
 def initial_model(config: Config, classes: int, device: torch.device) -> nn.Module:

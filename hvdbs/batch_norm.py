@@ -33,8 +33,11 @@ class RunningStatistics:
         self._running = [b for m in modules for b in (m.running_mean, m.running_var) if b is not None]
         self._tracked = [m.num_batches_tracked for m in modules if m.num_batches_tracked is not None]
         self._keep = [1.0 - m.momentum for m in modules for _ in range(2) if m.momentum is not None]
-        self._before = [b.clone() for b in self._running]
-        self.size = sum(b.numel() for b in self._running)
+        self._sizes = [b.numel() for b in self._running]
+        self.size = sum(self._sizes)
+        device = self._running[0].device if self._running else None
+        self._before = torch.zeros(self.size, dtype=torch.float64, device=device)
+        self._powers: dict[int, torch.Tensor] = {}
 
     def _called(self, index: int, module: nn.Module, inputs: object) -> None:
         self._calls[index] += module.training
@@ -43,18 +46,28 @@ class RunningStatistics:
         """Before this rank's first forward of a window: set the replicated values aside and start from zero."""
         self._calls = [0] * len(self._calls)
         if self._running:
-            torch._foreach_copy_(self._before, self._running)
+            torch.cat([b.flatten() for b in self._running], out=self._before)
             torch._foreach_zero_(self._running)
+
+    def _decay(self, micro_batches: int) -> torch.Tensor:
+        """What is left of each value after so many micro-batches, [size]; a stage asks for one or two numbers."""
+        if micro_batches not in self._powers:
+            # Powers of the host: replicas on unequal devices must not differ by a last bit.
+            left = [k**micro_batches for k in self._keep]
+            spread = [torch.full((n,), k, dtype=torch.float64) for k, n in zip(left, self._sizes, strict=True)]
+            self._powers[micro_batches] = torch.cat(spread).to(self._before.device)
+        return self._powers[micro_batches]
 
     def contribute(self, out: torch.Tensor, after: int) -> None:
         """Write this rank's share into ``out`` [size]; ``after`` micro-batches of the window follow its last one."""
         if self._running:
-            torch.cat([b.flatten() * k**after for b, k in zip(self._running, self._keep, strict=True)], out=out)
+            torch.cat([b.flatten() for b in self._running], out=out)
+            out.mul_(self._decay(after))
 
     def restore(self, own: int) -> None:
         """In place of ``finish``: the values from before the window stand again; ``own`` micro-batches ran here."""
         if self._running:
-            torch._foreach_copy_(self._running, self._before)
+            torch._foreach_copy_(self._running, list(self._before.split(self._sizes)))
         if self._tracked:
             torch._foreach_add_(self._tracked, -own)
 
@@ -73,10 +86,8 @@ class RunningStatistics:
                     f"in {own} micro-batches: batch norm must run exactly once in each",
                     "give each use of it a layer of its own, and leave it in training mode",
                 )
-        at = 0
-        for buffer, before, keep in zip(self._running, self._before, self._keep, strict=True):
-            new = total[at : at + buffer.numel()].view_as(buffer)
-            buffer.copy_(before.double() * keep**micro_batches + new)
-            at += buffer.numel()
+        if self._running:
+            new = self._before * self._decay(micro_batches) + total
+            torch._foreach_copy_(self._running, list(new.split(self._sizes)))
         if self._tracked and micro_batches > own:
             torch._foreach_add_(self._tracked, micro_batches - own)

@@ -2,13 +2,17 @@
 
 Wait-free back-propagation (Zhang et al., "Poseidon", USENIX ATC 2017, section 3): a bucket's allreduce starts once its
 last gradient of the window is final. The buckets are laid out once, in reverse parameter order (the order in which
-backward finishes), and ``p.grad`` are views into them, so nothing is copied, and nothing is regrouped by timing.
+backward finishes), and ``p.grad`` are views into them, so nothing is regrouped by timing.
+
+A window's first gradient is what autograd hands over, copied into its place: emptying the buckets and adding to them
+would move twice as many bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -21,13 +25,15 @@ from hvdbs.costs import bucket_sizes
 class Bucket:
     """One flat buffer and how many of its gradients are still to come in this window's last backward pass.
 
-    ``wire``: what is reduced in its place, a copy of lower precision; None if it is reduced itself.
+    ``views``: the place of each parameter's gradient in ``flat``. ``wire``: what is reduced in its place, a copy of
+    lower precision; None if it is reduced itself.
     """
 
     name: str
     flat: torch.Tensor
     wire: torch.Tensor | None
     parameters: Sequence[nn.Parameter]
+    views: Sequence[torch.Tensor]
     missing: int = 0
     handle: Handle | None = None
 
@@ -44,13 +50,14 @@ def lay_out(parameters: Sequence[nn.Parameter], bucket_bytes: int, wire: torch.d
     for count in bucket_sizes([p.numel() * p.element_size() for p in backwards], bucket_bytes):
         members = backwards[at : at + count]
         flat = torch.zeros(sum(p.numel() for p in members), dtype=members[0].dtype, device=members[0].device)
-        offset = 0
+        offset, views = 0, []
         for p in members:
             strides = torch.empty_like(p, device="meta").stride()
-            p.grad = flat[offset : offset + p.numel()].as_strided(p.size(), strides)
+            views.append(flat[offset : offset + p.numel()].as_strided(p.size(), strides))
+            p.grad = views[-1]
             offset += p.numel()
         copy = None if wire is None else torch.empty_like(flat, dtype=wire)
-        buckets.append(Bucket(f"gradients.{len(buckets)}", flat, copy, members))
+        buckets.append(Bucket(f"gradients.{len(buckets)}", flat, copy, members, views))
         at += count
     return buckets
 
@@ -82,17 +89,26 @@ class GradientReducer:
         sent = (b.flat if b.wire is None else b.wire for b in self.buckets)
         self.reduced_bytes = sum(tensor.nbytes for tensor in sent) + carry.nbytes
         for bucket in self.buckets:
-            for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(lambda _, bucket=bucket: self._arrived(bucket))
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket, view))
 
-    def zero(self) -> None:
-        """Empty the buckets for the next window."""
-        torch._foreach_zero_([bucket.flat for bucket in self.buckets])
+    def begin(self) -> None:
+        """The next gradients are the first of a window."""
+        for bucket in self.buckets:
+            for parameter in bucket.parameters:
+                parameter.grad = None
+
+    def _fill(self) -> None:
+        """Zeros for the parameters that no backward pass of this window has reached."""
+        for bucket in self.buckets:
+            for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
+                if parameter.grad is None:
+                    parameter.grad = view.zero_()
 
     def arm(self, *, measure: bool = False) -> None:
         """The next backward pass is this rank's last of the window: reduce each bucket as it fills. Sends the carry.
 
-        ``measure``: keep the norm of what this rank sends, for ``sent_norm``.
+        ``measure``: keep the norm of what this rank sends, for ``own_norm``.
         """
         self._norms = [] if measure else None
         for bucket in self.buckets:
@@ -104,6 +120,7 @@ class GradientReducer:
         """Collective. Start what backward did not reach, wait for all; buckets and carry then hold sums over ranks."""
         if self._carry_handle is None:
             self._carry_handle = self._comm.start_sum(self._carry, "carry")
+        self._fill()
         for bucket in self.buckets:
             if bucket.handle is None:
                 self._send(bucket)
@@ -116,8 +133,12 @@ class GradientReducer:
         self._carry_handle.wait()
         self._carry_handle = None
         self._armed = False
+        self._norms = None
 
-    def _arrived(self, bucket: Bucket) -> None:
+    def _arrived(self, bucket: Bucket, view: torch.Tensor, parameter: torch.Tensor) -> None:
+        if parameter.grad is not view:
+            assert parameter.grad is not None
+            parameter.grad = view.copy_(parameter.grad)
         if not self._armed:
             return
         bucket.missing -= 1
@@ -134,13 +155,14 @@ class GradientReducer:
             sent = bucket.wire.copy_(bucket.flat)
         bucket.handle = self._comm.start_sum(sent, bucket.name)
 
-    def sent_norm(self) -> torch.Tensor:
-        """2-norm of this rank's gradients in a measured window, after its last backward; 0-dimensional, float64.
+    def own_norm(self) -> torch.Tensor:
+        """2-norm of this rank's gradients so far, before ``finish``; 0-dimensional, float64.
 
-        Buckets that backward did not fill, with parameters it did not use, are not sent yet and count as they are.
+        After the last backward pass, in a measured window alone: buckets on their way count as they were sent.
         """
-        assert self._norms is not None
-        return _together([*self._norms, *(bucket.flat.norm() for bucket in self.buckets if bucket.handle is None)])
+        self._fill()
+        waiting = [bucket.flat for bucket in self.buckets if bucket.handle is None]
+        return _together([*(self._norms or ()), *(torch._foreach_norm(waiting) if waiting else ())])
 
 
 def gradient_norm(buckets: Sequence[Bucket]) -> torch.Tensor:
