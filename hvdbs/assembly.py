@@ -17,6 +17,7 @@ from torch import nn
 from hvdbs import checkpoint, console, planning
 from hvdbs.checkpoint import Saver, State
 from hvdbs.comm import Communicator, agree
+from hvdbs.comm.cores import chosen, own_cores
 from hvdbs.config import Config, to_yaml, training_fields
 from hvdbs.data.sources import open_source
 from hvdbs.environment import environment
@@ -87,7 +88,8 @@ def assemble(
     """Collective. Raises AgreedError for whatever is wrong; ``out`` is not touched then."""
     with agreed(comm):
         device = choose_device(config, comm)
-    settle(config, comm, device)
+    cores = own_cores(comm)
+    settle(config, cores, device)
     with agreed(comm):
         source = open_source(config, comm, device, say)
     with agreed(comm):
@@ -121,7 +123,7 @@ def assemble(
         if comm.rank == 0 and not complete:
             facts = environment(
                 comm.world_size, comm.backend, [e["host"] for e in everyone], [e["device"] for e in everyone]
-            )
+            ) | {"chosen": chosen(torch.get_num_threads(), cores)}
             about_run = (to_yaml(config), facts, plan, config.logging.tensorboard)
             try:
                 if resume is None:
@@ -165,10 +167,9 @@ def choose_device(config: Config, comm: Communicator) -> torch.device:
     return torch.device("cuda", comm.local_rank % count)
 
 
-def settle(config: Config, comm: Communicator, device: torch.device) -> None:
-    """Threads of this rank and which kernels torch may use."""
-    cores = len(os.sched_getaffinity(0))
-    torch.set_num_threads(config.threads or max(1, cores // comm.local_size))
+def settle(config: Config, cores: float, device: torch.device) -> None:
+    """Threads of this rank, which has ``cores``, and which kernels torch may use."""
+    torch.set_num_threads(config.threads or max(1, int(cores)))
     if device.type == "cuda":
         torch.cuda.set_device(device)
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with a fixed workspace

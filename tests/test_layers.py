@@ -25,7 +25,7 @@ LEVELS = [
         "files",
         "records",
     },
-    {"comm", "comm.local", "comm.horovod"},
+    {"comm", "comm.cores", "comm.local", "comm.horovod"},
     {"data", "model"},
     {"loss", "gradients", "batch_norm", "optim", "step", "evaluation", "replicas"},
     {"environment", "console", "metrics", "recorder", "checkpoint", "planning", "loop", "assembly"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from typing import NoReturn, Protocol
 
 import torch
@@ -91,8 +92,9 @@ def agree(comm: Communicator, error: str | None) -> None:
     raise AgreedError(texts[rank] if same == comm.world_size else f"rank {rank}: {texts[rank]}")
 
 
-def _first_number(names: tuple[str, ...]) -> int | None:
-    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), None)
+def first_number(variables: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    """The value of the first of ``names`` that holds a number."""
+    return next((int(variables[name]) for name in names if variables.get(name, "").isdigit()), None)
 
 
 def launched_processes() -> int | None:
@@ -101,21 +103,15 @@ def launched_processes() -> int | None:
     Open MPI's and Horovod's variables come before Slurm's: under mpirun inside a job Slurm's describe the daemon, not
     the rank. SLURM_STEP_NUM_TASKS exists in srun's tasks but not in the batch script itself.
     """
-    return _first_number(("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"))
-
-
-def shares_cores() -> bool:
-    """Whether the launcher started at least as many ranks on this node as there are cores for them."""
-    names = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
-    return (_first_number(names) or 1) >= len(os.sched_getaffinity(0))
+    return first_number(os.environ, ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"))
 
 
 def launched_rank() -> int:
     """This process's rank as the launcher's variables have it; 0 for a plain process."""
     names = ("HOROVOD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-    number = _first_number(names)
+    number = first_number(os.environ, names)
     if number is None and "SLURM_STEP_NUM_TASKS" in os.environ:
-        number = _first_number(("SLURM_PROCID",))
+        number = first_number(os.environ, ("SLURM_PROCID",))
     return number or 0
 
 

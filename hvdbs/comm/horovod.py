@@ -8,19 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-import torch
-
-from hvdbs.comm import PeerFailure, shares_cores
-
-# Before Horovod starts: its core would otherwise regroup small tensors by when they happen to arrive, which changes the
-# order of summation from run to run. The buckets of gradients.py are the only grouping.
-os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
-if shares_cores():
-    # Open MPI spins while it waits: on shared cores that is the time of the very ranks it waits for.
-    os.environ.setdefault("OMPI_MCA_mpi_yield_when_idle", "1")
-
 import horovod.torch as hvd
+import torch
 from horovod.common.exceptions import HorovodInternalError
+
+from hvdbs.comm import PeerFailure
+from hvdbs.comm.cores import choose
 
 _PART_BYTES = 2**30  # MPI counts in C ints
 
@@ -51,6 +44,10 @@ class Horovod:
     """All ranks that the launcher started."""
 
     def __init__(self) -> None:
+        # Horovod's core would otherwise regroup small tensors by when they happen to arrive, which changes the order of
+        # summation from run to run. The buckets of gradients.py are the only grouping.
+        os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
+        choose(os.environ, len(os.sched_getaffinity(0)))
         hvd.init()
         self.rank: int = hvd.rank()
         self.world_size: int = hvd.size()

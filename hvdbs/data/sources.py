@@ -13,6 +13,7 @@ import torch
 
 from hvdbs.batching import MicroBatch
 from hvdbs.comm import Communicator, agree
+from hvdbs.comm.cores import own_cores
 from hvdbs.config import Config, DataConfig
 from hvdbs.data import Batch, fallback, folder
 from hvdbs.data.index import Files, Index
@@ -73,7 +74,7 @@ def open_source(
     layout, sizes other than expected, a back-end that is missing on some rank.
     """
     data = config.data
-    threads = data.threads or max(1, len(os.sched_getaffinity(0)) // comm.local_size)
+    threads = data.threads or max(1, int(own_cores(comm)))
     if data.kind == "synthetic":
         return _synthetic(config, threads)
     if data.root is None:

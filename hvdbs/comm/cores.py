@@ -1,0 +1,58 @@
+"""Cores that ranks have to themselves or share, and what is chosen for it unless it is given."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Collection, MutableMapping, Sequence
+from typing import Any
+
+from hvdbs.comm import Communicator, first_number
+
+# Horovod's thread looks for work every so many ms, by default 1, and each look is an exchange between all ranks. Where
+# it has no core of its own it takes the time of a backward pass. benchmarks/README.md has the measurements.
+_CYCLE, _YIELD = "HOROVOD_CYCLE_TIME", "OMPI_MCA_mpi_yield_when_idle"
+_SHARED = {_CYCLE: "2.5", _YIELD: "1"}
+
+
+def cores_before_start(variables: MutableMapping[str, str], allowed: int) -> float:
+    """Cores of this rank as far as its launcher's ``variables`` tell; ``allowed``: how many it may run on."""
+    given = variables.get("SLURM_CPUS_PER_TASK", "")
+    if given.isdigit():
+        return float(given)
+    names = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
+    return allowed / max(1, first_number(variables, names) or 1)
+
+
+def choose(variables: MutableMapping[str, str], allowed: int) -> None:
+    """Set what Horovod and MPI read when they start, for a rank with less than two cores of its own.
+
+    Horovod's own thread works beside the one that computes, and Open MPI spins while it waits: on a shared core that is
+    the time of the very rank it waits for. What is set already stays.
+    """
+    if cores_before_start(variables, allowed) < 2:
+        for name, value in _SHARED.items():
+            variables.setdefault(name, value)
+
+
+def chosen(threads: int, cores: float) -> dict[str, Any]:
+    """What stands now, for environment.json: the rank's ``cores``, its ``threads``, Horovod's cycle, MPI's waiting."""
+    return {
+        "cores_of_rank_0": cores,
+        "threads": threads,
+        "horovod_cycle_milliseconds": float(os.environ.get(_CYCLE, "1")),
+        "mpi_yields_when_idle": os.environ.get(_YIELD) == "1",
+    }
+
+
+def own_cores(comm: Communicator) -> float:
+    """Collective. This rank's share of the cores that it may run on: one that k ranks of its node may use is 1/k."""
+    host, cores = socket.gethostname(), sorted(os.sched_getaffinity(0))
+    everyone = [json.loads(text) for text in comm.gather_bytes(json.dumps([host, cores]).encode())]
+    return share(cores, [others for where, others in everyone if where == host])
+
+
+def share(cores: Collection[int], of_ranks: Sequence[Collection[int]]) -> float:
+    """The part of ``cores`` that is one rank's, where ``of_ranks`` are those of every rank on the node, itself too."""
+    return sum(1 / sum(core in other for other in of_ranks) for core in cores)
