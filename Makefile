@@ -14,7 +14,7 @@ SHELL_FILES := .ci/run $(wildcard tools/*.sh slurm/*.sbatch slurm/*.sh)
 SETUP := PYTHON="$(PYTHON)" tools/setup.sh --venv "$(VENV)" $(if $(CUDA),--cuda "$(CUDA)") $(if $(MPI),--mpi "$(MPI)") \
     $(if $(TORCH),--torch "$(TORCH)")
 
-.PHONY: help setup wheels demo test test-unit test-parallel lint format type bench clean
+.PHONY: help setup wheels demo test test-unit test-parallel lint format type bench-throughput bench-overhead bench-sharing clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r target what; do \
@@ -51,9 +51,18 @@ format: setup ## put the source into ruff's format
 type: setup ## mypy, strict on hvdbs
 	@$(BIN)/mypy
 
-bench: setup ## the benchmarks, see benchmarks/README.md
-	@test -d benchmarks || { echo "make bench: there is no benchmarks/ yet" >&2; exit 1; }
-	@$(BIN)/python -m benchmarks
+RESULTS := benchmarks/results
+
+bench-throughput: setup ## samples/s of updates, one rank and two, against plain PyTorch, Horovod's optimizer and DDP
+	@$(BIN)/python -m benchmarks.throughput --out $(RESULTS)/throughput.csv
+	@PATH="$(CURDIR)/$(BIN):$$PATH" horovodrun -np 2 $(BIN)/python -m benchmarks.throughput \
+	    --out $(RESULTS)/throughput.csv --append
+
+bench-overhead: setup ## what the loop itself costs: between updates, per micro-batch, memory
+	@$(BIN)/python -m benchmarks.overhead --out $(RESULTS)/overhead.csv
+
+bench-sharing: setup ## ranks that share cores: Horovod's cycle time, MPI's yielding
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks.sharing --out $(RESULTS)/sharing.csv
 
 clean: ## remove what tools left; the environment, data/, runs/ and the cached wheels stay
 	@rm -rf build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

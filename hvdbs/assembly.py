@@ -123,7 +123,7 @@ def assemble(
         if comm.rank == 0 and not complete:
             facts = environment(
                 comm.world_size, comm.backend, [e["host"] for e in everyone], [e["device"] for e in everyone]
-            ) | {"chosen": chosen(torch.get_num_threads(), cores)}
+            ) | {"cores_of_rank_0": cores, "chosen": chosen(torch.get_num_threads())}
             about_run = (to_yaml(config), facts, plan, config.logging.tensorboard)
             try:
                 if resume is None:

@@ -36,10 +36,9 @@ def choose(variables: MutableMapping[str, str], allowed: int) -> None:
             variables.setdefault(name, value)
 
 
-def chosen(threads: int, cores: float) -> dict[str, Any]:
-    """What stands now, for environment.json: the rank's ``cores``, its ``threads``, Horovod's cycle, MPI's waiting."""
+def chosen(threads: int) -> dict[str, Any]:
+    """What stands now, to be written down: the rank's ``threads``, Horovod's cycle, MPI's waiting."""
     return {
-        "cores_of_rank_0": cores,
         "threads": threads,
         "horovod_cycle_milliseconds": float(os.environ.get(_CYCLE, "1")),
         "mpi_yields_when_idle": os.environ.get(_YIELD) == "1",
