@@ -39,14 +39,14 @@ def test_the_cores_of_a_rank_are_told_by_its_launcher(variables: dict[str, str],
     assert cores_before_start(variables, allowed) == cores
 
 
-def test_a_rank_without_a_core_for_horovod_wakes_it_less_often_and_waits_politely() -> None:
+def test_a_rank_without_a_core_for_horovod_yields_while_it_waits() -> None:
     variables = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2"}
     choose(variables, 2)
-    assert variables["HOROVOD_CYCLE_TIME"] == "2.5" and variables["OMPI_MCA_mpi_yield_when_idle"] == "1"
+    assert variables["OMPI_MCA_mpi_yield_when_idle"] == "1"
 
 
 def test_what_is_given_stays_and_a_rank_with_spare_cores_keeps_the_defaults() -> None:
-    given = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "HOROVOD_CYCLE_TIME": "7", "OMPI_MCA_mpi_yield_when_idle": "0"}
+    given = {"OMPI_COMM_WORLD_LOCAL_SIZE": "2", "OMPI_MCA_mpi_yield_when_idle": "0"}
     kept = dict(given)
     choose(kept, 2)
     assert kept == given

@@ -10,10 +10,7 @@ from typing import Any
 
 from hvdbs.comm import Communicator, first_number
 
-# Horovod's thread looks for work every so many ms, by default 1, and each look is an exchange between all ranks. Where
-# it has no core of its own it takes the time of a backward pass. benchmarks/README.md has the measurements.
 _CYCLE, _YIELD = "HOROVOD_CYCLE_TIME", "OMPI_MCA_mpi_yield_when_idle"
-_SHARED = {_CYCLE: "2.5", _YIELD: "1"}
 
 
 def cores_before_start(variables: MutableMapping[str, str], allowed: int) -> float:
@@ -26,14 +23,14 @@ def cores_before_start(variables: MutableMapping[str, str], allowed: int) -> flo
 
 
 def choose(variables: MutableMapping[str, str], allowed: int) -> None:
-    """Set what Horovod and MPI read when they start, for a rank with less than two cores of its own.
+    """Set what MPI reads when it starts, for a rank with less than two cores of its own. What is set already stays.
 
-    Horovod's own thread works beside the one that computes, and Open MPI spins while it waits: on a shared core that is
-    the time of the very rank it waits for. What is set already stays.
+    Open MPI spins while it waits, and Horovod's own thread waits beside the one that computes: on a shared core that is
+    the time of the very rank it waits for. Yielding there made steps 1.3 to 1.7 times as fast; Horovod's cycle stays at
+    its 1 ms, because none of 2.5, 5 and 10 ms was better under MPI (benchmarks/README.md).
     """
     if cores_before_start(variables, allowed) < 2:
-        for name, value in _SHARED.items():
-            variables.setdefault(name, value)
+        variables.setdefault(_YIELD, "1")
 
 
 def chosen(threads: int) -> dict[str, Any]:
