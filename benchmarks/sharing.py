@@ -18,6 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.measure import facts, write
+from hvdbs.comm.cores import chosen
 
 SETTINGS = [
     ("1", "0"),
@@ -64,7 +65,8 @@ def main() -> None:
     print(table.groupby(keys)["samples_per_second"].median().unstack(["cycle_milliseconds", "yields"]).to_string())
     if args.out:
         columns = [*keys, "world_size", "micro_batch", "round", "updates", "seconds", "samples_per_second"]
-        write(table[columns], args.out, facts(ranks, "horovod"))
+        about = {name: fact for name, fact in facts(ranks, "horovod").items() if name not in chosen(1)}
+        write(table[columns], args.out, about)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ def choose(variables: MutableMapping[str, str], allowed: int) -> None:
     """Set what MPI reads when it starts, for a rank with less than two cores of its own. What is set already stays.
 
     Open MPI spins while it waits, and Horovod's own thread waits beside the one that computes: on a shared core that is
-    the time of the very rank it waits for. Yielding there made steps 1.3 to 1.7 times as fast; Horovod's cycle stays at
+    the time of the very rank it waits for. Yielding there made steps 1.4 to 1.7 times as fast; Horovod's cycle stays at
     its 1 ms, because none of 2.5, 5 and 10 ms was better under MPI (benchmarks/README.md).
     """
     if cores_before_start(variables, allowed) < 2:
