@@ -30,13 +30,12 @@ class RunningStatistics:
         for index, (_, module) in enumerate(named):
             module.register_forward_pre_hook(partial(self._called, index))
         modules = [module for _, module in named]
-        self._running = [b for m in modules for b in (m.running_mean, m.running_var) if b is not None]
         self._tracked = [m.num_batches_tracked for m in modules if m.num_batches_tracked is not None]
         self._keep = [1.0 - m.momentum for m in modules for _ in range(2) if m.momentum is not None]
-        self._sizes = [b.numel() for b in self._running]
+        self._sizes = [b.numel() for m in modules for b in (m.running_mean, m.running_var) if b is not None]
         self.size = sum(self._sizes)
-        device = self._running[0].device if self._running else None
-        self._before = torch.zeros(self.size, dtype=torch.float64, device=device)
+        self._running = _made_one(modules, next(model.parameters()).device)
+        self._before = self._running.to(torch.float64, copy=True)
         self._powers: dict[int, torch.Tensor] = {}
 
     def _called(self, index: int, module: nn.Module, inputs: object) -> None:
@@ -45,9 +44,8 @@ class RunningStatistics:
     def begin(self) -> None:
         """Before this rank's first forward of a window: set the replicated values aside and start from zero."""
         self._calls = [0] * len(self._calls)
-        if self._running:
-            torch.cat([b.flatten() for b in self._running], out=self._before)
-            torch._foreach_zero_(self._running)
+        self._before.copy_(self._running)
+        self._running.zero_()
 
     def _decay(self, micro_batches: int) -> torch.Tensor:
         """What is left of each value after so many micro-batches, [size]; a stage asks for one or two numbers."""
@@ -55,19 +53,16 @@ class RunningStatistics:
             # Powers of the host: replicas on unequal devices must not differ by a last bit.
             left = [k**micro_batches for k in self._keep]
             spread = [torch.full((n,), k, dtype=torch.float64) for k, n in zip(left, self._sizes, strict=True)]
-            self._powers[micro_batches] = torch.cat(spread).to(self._before.device)
+            self._powers[micro_batches] = torch.cat(spread).to(self._before.device) if spread else self._before
         return self._powers[micro_batches]
 
     def contribute(self, out: torch.Tensor, after: int) -> None:
         """Write this rank's share into ``out`` [size]; ``after`` micro-batches of the window follow its last one."""
-        if self._running:
-            torch.cat([b.flatten() for b in self._running], out=out)
-            out.mul_(self._decay(after))
+        torch.mul(self._running, self._decay(after), out=out)
 
     def restore(self, own: int) -> None:
         """In place of ``finish``: the values from before the window stand again; ``own`` micro-batches ran here."""
-        if self._running:
-            torch._foreach_copy_(self._running, list(self._before.split(self._sizes)))
+        self._running.copy_(self._before)
         if self._tracked:
             torch._foreach_add_(self._tracked, -own)
 
@@ -86,8 +81,19 @@ class RunningStatistics:
                     f"in {own} micro-batches: batch norm must run exactly once in each",
                     "give each use of it a layer of its own, and leave it in training mode",
                 )
-        if self._running:
-            new = self._before * self._decay(micro_batches) + total
-            torch._foreach_copy_(self._running, list(new.split(self._sizes)))
+        self._running.copy_(self._before * self._decay(micro_batches) + total)
         if self._tracked and micro_batches > own:
             torch._foreach_add_(self._tracked, micro_batches - own)
+
+
+def _made_one(modules: list[_BatchNorm], device: torch.device) -> torch.Tensor:
+    """All running means and variances as one flat tensor, of which the modules' buffers become views."""
+    buffers = [b for m in modules for b in (m.running_mean, m.running_var) if b is not None]
+    flat = torch.cat([b.flatten() for b in buffers]) if buffers else torch.empty(0, device=device)
+    at = 0
+    for module in modules:
+        for name in ("running_mean", "running_var"):
+            view = flat[at : at + module.num_features]
+            setattr(module, name, view)
+            at += view.numel()
+    return flat
