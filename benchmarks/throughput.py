@@ -109,7 +109,8 @@ class HorovodOptimizer:
         import horovod.torch as hvd
 
         self.model = model
-        self.optimizer = hvd.DistributedOptimizer(sgd(model), named_parameters=model.named_parameters())
+        named = model.named_parameters(prefix=f"{type(model).__name__}{sum(p.numel() for p in model.parameters())}")
+        self.optimizer = hvd.DistributedOptimizer(sgd(model), named_parameters=named)
         self.batches = itertools.cycle(batches)
 
     def update(self, accumulation: int) -> None:
@@ -149,7 +150,6 @@ def contenders(config: Config, comm: Communicator, batches: Sequence[Batch], alo
         return [ours]
     if comm.world_size == 1:
         return [ours, Bare(model(), batches)]
-    join_gloo(comm)
     return [ours, HorovodOptimizer(model(), batches), Ddp(model(), batches)]
 
 
@@ -240,6 +240,8 @@ def main() -> None:
     parser.add_argument("--append", action="store_true", help="add to the CSV instead")
     args = parser.parse_args()
     comm = connect()
+    if comm.world_size > 1 and not args.alone:
+        join_gloo(comm)
     rows: list[dict[str, object]] = []
     for name in args.models:
         config = Config(
