@@ -37,7 +37,8 @@ from hvdbs.data import Batch
 from hvdbs.loop import Run, train
 from hvdbs.progress import Progress
 from hvdbs.recorder import Silent
-from hvdbs.schedule import ScheduleConfig, resolve
+from hvdbs.schedule import ScheduleConfig
+from hvdbs.stage_tables import resolve
 from hvdbs.step import Replica, Requests
 
 ACCUMULATION = 64  # of the micro-batches that cost nothing

@@ -28,7 +28,8 @@ from hvdbs.model import build_model
 from hvdbs.progress import Progress
 from hvdbs.recorder import Account, Silent, Totals
 from hvdbs.records import PlanRow
-from hvdbs.schedule import decide, resolve
+from hvdbs.schedule import decide
+from hvdbs.stage_tables import resolve
 from hvdbs.step import Replica, Requests
 
 STOP_FILE = "stop"  # in the run directory; whoever makes it stops the run at the next window boundary
@@ -113,6 +114,7 @@ def assemble(
         model.load_state_dict(state.model)
         replica.optimizer.load_state_dict(state.optimizer)
         replica.scaler.load_state_dict(state.scaler)
+        replica.anchor = state.anchor
         progress, best, totals = state.progress, state.best_top1, Totals.of(state.totals)
     about = {"host": socket.gethostname(), "device": device_name(device)}
     everyone = [json.loads(text) for text in comm.gather_bytes(json.dumps(about).encode())]

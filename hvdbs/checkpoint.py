@@ -33,7 +33,8 @@ FORMAT = 1
 class State:
     """What a checkpoint holds.
 
-    ``model``, ``optimizer`` and ``scaler`` are state_dicts; ``training`` the config's training fields by name, to
+    ``model``, ``optimizer`` and ``scaler`` are state_dicts; ``anchor`` is where the stage began, one tensor for each
+    trained parameter, empty without a proximal term; ``training`` the config's training fields by name, to
     compare with; ``totals`` what rank 0 has counted and timed so far; ``best_top1`` the best score of an evaluation,
     or None.
     """
@@ -42,6 +43,7 @@ class State:
     model: dict[str, Any]
     optimizer: dict[str, Any]
     scaler: dict[str, Any]
+    anchor: list[torch.Tensor]
     training: dict[str, Any]
     world_size: int
     best_top1: float | None
@@ -83,6 +85,7 @@ class Saver:
                 replica.model.state_dict(),
                 replica.optimizer.state_dict(),
                 replica.scaler.state_dict(),
+                replica.anchor,
                 training_fields(self._config),
                 self._comm.world_size,
                 best_top1,

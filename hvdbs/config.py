@@ -96,19 +96,26 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """SGD as in torch.optim; lr and weight decay come from the schedule alone.
+    """How the weights move; lr and weight decay come from the schedule alone.
 
     Args:
-        momentum: heavy-ball coefficient.
-        nesterov: Nesterov's form of momentum.
+        name: sgd, adagrad, or lars (layer-wise trust ratio on decayed weights, arXiv 1708.03888; needs timm).
+        momentum: heavy-ball coefficient (sgd, lars; adagrad has none).
+        nesterov: Nesterov's form of momentum (sgd, lars).
+        at_stage: what entering a stage does to the optimizer's state; by default adagrad's is reset, momentum is kept.
+        proximal_gamma: each stage also minimises the squared distance to its first weights, over twice this; none for
+            off.
         decay_norm_and_bias: also decay biases and the scales and shifts of norm layers.
         clip_norm: largest 2-norm of the whole gradient; none for no clipping.
         on_nonfinite: what an infinite or undefined loss or gradient does: stop the run, or skip the window.
         most_skipped: windows in a row that may be skipped before the run stops all the same.
     """
 
+    name: Literal["sgd", "adagrad", "lars"] = "sgd"
     momentum: float = 0.9
     nesterov: bool = False
+    at_stage: Literal["keep", "reset"] | None = None
+    proximal_gamma: float | None = None
     decay_norm_and_bias: bool = False
     clip_norm: float | None = None
     on_nonfinite: Literal["stop", "skip"] = "stop"

@@ -118,7 +118,8 @@ def stage_table(rows: Sequence[PlanRow]) -> str:
         f"micro_batch {last.micro_batch}. micro-batches: in one update, of the busiest/idlest rank.\n"
         "effective lr: lr/(1-momentum). reduced: bytes that each rank hands to allreduce."
     )
-    return table(header, [*body, total], rule_before_last=True) + "\n" + legend
+    reasons = "".join(f"\nstage {row.stage}: {row.reason}." for row in rows if row.reason and row.stage)
+    return table(header, [*body, total], rule_before_last=True) + "\n" + legend + reasons
 
 
 def position(row: StepRow, total_samples: int | None) -> str:

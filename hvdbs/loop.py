@@ -65,6 +65,8 @@ def train(run: Run, progress: Progress, best_top1: float | None) -> Outcome:
     while decision is not None:
         if decision.stage != stage:
             stage = decision.stage
+            if progress.stage != stage:
+                replica.enter_stage()
             compare(comm, decision, state_digest(replica.model, replica.optimizer))
             recorder.enter(stage, progress)
         run.requests.checkpoint = run.saver.minutes_are_up()
@@ -73,7 +75,7 @@ def train(run: Run, progress: Progress, best_top1: float | None) -> Outcome:
         window = Window(progress.samples_seen, decision.global_batch, config.micro_batch)
         measure = crossed(noise_period, progress.samples_seen, progress.samples_seen + decision.global_batch)
         applied = replica.run(window, decision, progress.step, batches, run.requests, measure=measure)
-        before, progress = progress, progress.after(decision.global_batch, skipped=not applied.finite)
+        before, progress = progress, progress.after(decision.global_batch, stage, skipped=not applied.finite)
         if not applied.finite:
             _refuse_nonfinite(run, applied, before, progress, stage)
         upcoming = decide(run.schedule, progress)

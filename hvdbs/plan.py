@@ -15,7 +15,7 @@ from hvdbs.comm.local import Solo
 from hvdbs.config import Config
 from hvdbs.data.kept import share_index
 from hvdbs.errors import HvdbsError, refusal
-from hvdbs.schedule import resolve
+from hvdbs.stage_tables import resolve
 
 EXAMPLES = """examples:
   python -m hvdbs.plan --config digits --np 2

@@ -48,6 +48,7 @@ def plan(config: Config, schedule: Schedule, train_samples: int, model: nn.Modul
                 effective_lr=effective_lr(stage.lr, config.optimizer.momentum),
                 steps=span.steps,
                 reduced_bytes=span.steps * nbytes,
+                reason=stage.reason,
             )
         )
     return rows

@@ -159,6 +159,8 @@ class Account:
         old = None if counted.stage is None else self._schedule.stages[counted.stage]
         counted.stage, counted.stage_begin, counted.in_stage = stage, progress.samples_seen, Sums()
         reason = f"stage {stage} of method {self._config.schedule.method} begins at sample {new.begin}"
+        if new.reason:
+            reason += f": {new.reason}"
         for name in ("global_batch", "lr", "weight_decay"):
             value = getattr(new, name)
             before = None if old is None else getattr(old, name)

@@ -37,7 +37,7 @@ class PlanRow:
     Samples [samples_begin, samples_end) are whole windows; epochs are the same in epochs. ``steps`` are
     updates. micro_batches_* count those of one window on the busiest and on the idlest rank; ``idle_share``
     in [0, 1] is the part of all ranks' turns that nobody uses. ``effective_lr`` is lr / (1 - momentum).
-    ``reduced_bytes`` are what one rank hands to allreduce in the whole stage.
+    ``reduced_bytes`` are what one rank hands to allreduce in the whole stage. ``reason``: why the stage is as it is.
     """
 
     stage: int
@@ -56,6 +56,7 @@ class PlanRow:
     effective_lr: float
     steps: int
     reduced_bytes: int
+    reason: str = ""
 
 
 @dataclass(frozen=True)

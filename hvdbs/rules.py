@@ -70,6 +70,11 @@ def check(config: Config) -> None:
             raise refusal(name, share, "must lie in [0, 1)")
     if not 0 <= config.seed < 2**63:
         raise refusal("seed", config.seed, "must lie in [0, 2^63)")
+    if config.optimizer.name == "adagrad" and config.optimizer.momentum:
+        raise refusal("optimizer.momentum", config.optimizer.momentum, "is not read by adagrad", "momentum: 0")
+    gamma = config.optimizer.proximal_gamma
+    if gamma is not None and not (math.isfinite(gamma) and gamma > 0):
+        raise refusal("optimizer.proximal_gamma", gamma, "must be positive and finite", "null switches it off")
     if config.optimizer.nesterov and config.optimizer.momentum == 0:
         raise refusal("optimizer.nesterov", True, "needs momentum", "optimizer.momentum: 0.9")
     if config.communication.wire != "none" and config.dtype != "float32":

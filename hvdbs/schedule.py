@@ -1,4 +1,4 @@
-"""Stage tables and the decision for the next window: pure functions of the config and of Progress.
+"""Stages and the decision for the next window: pure functions of the schedule and of Progress.
 
 Boundaries are absolute in samples_seen. The window that crosses one is finished and belongs to the old stage, a stage
 already over is skipped, and training ends with the first window at or past the end. Every method uses this one rule.
@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from hvdbs.autotune import AutotuneConfig
 from hvdbs.batching import MicroBatch, Window
 from hvdbs.errors import refusal
 from hvdbs.progress import Progress
@@ -85,38 +86,61 @@ class WarmupConfig:
     start_lr: float = 0.0
 
 
+Method = Literal["constant", "multistep", "table", "classical", "smith", "sebs", "vbs"]
+
+
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How the global batch, lr and weight decay change over the run.
+    """How the global batch, lr and weight decay change over the run; ``stage_tables`` has the methods.
 
     Args:
-        method: constant (one stage), multistep (lr times factor at each milestone, batch kept) or table (stages given).
+        method: constant (one stage), multistep (lr times factor at each milestone, batch kept), table (stages given),
+            classical (lr divided by growth from stage to stage, batch kept), sebs or smith (batch times growth from
+            stage to stage, lr kept until largest_batch is reached), vbs (largest_batch from the second stage on).
         epochs: length of the run in epochs; give this or samples (constant, multistep).
         samples: length of the run in samples (constant, multistep).
-        global_batch: samples in one update, over all ranks (constant, multistep).
-        lr: learning rate of the first stage (constant, multistep).
-        weight_decay: coupled L2 coefficient (constant, multistep).
+        stage_epochs: length of each stage in epochs; give this or stage_samples (classical, smith, sebs, vbs).
+        stage_samples: length of each stage in samples.
+        stage_count: number of stages where only the first length is given; each is growth times as long as the one
+            before (classical, smith, sebs).
+        global_batch: samples in one update, over all ranks, in the first stage (all but table).
+        largest_batch: the batch stops growing there, and lr takes over (smith, sebs); the later batch (vbs).
+        growth: by how much the batch grows, or lr falls, from stage to stage (classical, smith, sebs).
+        lr: learning rate of the first stage (all but table).
+        lr_per_samples: lr is for a batch of so many samples and is scaled to global_batch; by default it is as given.
+        weight_decay: coupled L2 coefficient of the first stage (all but table).
         milestones: epochs at which lr is multiplied by factor (multistep).
-        factor: what lr is multiplied with at each milestone (multistep).
+        factor: what lr is multiplied with at each milestone (multistep) or would be at each boundary (vbs).
         stages: the rows (table).
         warmup: linear warm-up of lr.
+        autotune: what else changes at a boundary (vbs).
     """
 
-    method: Literal["constant", "multistep", "table"] = "constant"
+    method: Method = "constant"
     epochs: float | None = None
     samples: int | None = None
+    stage_epochs: tuple[float, ...] = ()
+    stage_samples: tuple[int, ...] = ()
+    stage_count: int | None = None
     global_batch: int | None = None
+    largest_batch: int | None = None
+    growth: float | None = None
     lr: float | None = None
+    lr_per_samples: int | None = None
     weight_decay: float = 0.0
     milestones: tuple[float, ...] = ()
     factor: float = 0.1
     stages: tuple[StageConfig, ...] = ()
     warmup: WarmupConfig = field(default_factory=WarmupConfig)
+    autotune: AutotuneConfig = field(default_factory=AutotuneConfig)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Samples [``begin``, ``end``) of the run, with one global_batch and one rule for lr and weight decay."""
+    """Samples [``begin``, ``end``) of the run, with one global_batch and one rule for lr and weight decay.
+
+    ``reason``: why they are what they are, in words.
+    """
 
     index: int
     begin: int
@@ -124,6 +148,7 @@ class Stage:
     global_batch: int
     lr: float
     weight_decay: float
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -138,6 +163,11 @@ class Schedule:
     def end(self) -> int:
         return self.stages[-1].end
 
+    def retuned(self, index: int, lr: float, weight_decay: float, reason: str) -> Schedule:
+        """With other lr and weight decay in stage ``index``. Batches and boundaries stay, as data is read ahead."""
+        new = replace(self.stages[index], lr=lr, weight_decay=weight_decay, reason=reason)
+        return replace(self, stages=(*self.stages[:index], new, *self.stages[index + 1 :]))
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -147,84 +177,6 @@ class Decision:
     global_batch: int
     lr: float
     weight_decay: float
-
-
-def resolve(config: ScheduleConfig, train_samples: int) -> Schedule:
-    """The stage table of ``config`` for an epoch of ``train_samples``. Raises HvdbsError where it breaks a rule."""
-    rows = _table(config, train_samples) if config.method == "table" else _one_run(config, train_samples)
-    stages: list[Stage] = []
-    begin = 0
-    for index, (length, row) in enumerate(rows):
-        _check(f"schedule stage {index}", row)
-        stages.append(Stage(index, begin, begin + length, row.global_batch, row.lr, row.weight_decay))
-        begin += length
-    warmup = config.warmup
-    if warmup.epochs is None and warmup.samples is None:
-        return Schedule(tuple(stages))
-    samples = Length(warmup.epochs, warmup.samples).in_samples("schedule.warmup", train_samples)
-    if samples > stages[0].end:
-        raise refusal(
-            "schedule.warmup",
-            f"{samples} samples",
-            "must end within the first stage",
-            f"at most {stages[0].end}",
-        )
-    if not 0.0 <= warmup.start_lr <= stages[0].lr:
-        raise refusal("schedule.warmup.start_lr", warmup.start_lr, f"must lie between 0 and the lr {stages[0].lr:g}")
-    return Schedule(tuple(stages), samples, warmup.start_lr)
-
-
-def _table(config: ScheduleConfig, train_samples: int) -> Iterator[tuple[int, StageConfig]]:
-    if not config.stages:
-        raise refusal("schedule.stages", "[]", "must hold at least one stage when schedule.method is table")
-    for name in ("epochs", "samples", "global_batch", "lr"):
-        if getattr(config, name) is not None:
-            raise refusal(
-                f"schedule.{name}",
-                getattr(config, name),
-                "belongs into each stage when schedule.method is table",
-            )
-    for index, row in enumerate(config.stages):
-        yield Length(row.epochs, row.samples).in_samples(f"schedule.stages[{index}]", train_samples), row
-
-
-def _one_run(config: ScheduleConfig, train_samples: int) -> Iterator[tuple[int, StageConfig]]:
-    if config.stages:
-        raise refusal(
-            "schedule.stages",
-            f"{len(config.stages)} rows",
-            f"are not read by method {config.method}",
-            "method: table",
-        )
-    if config.global_batch is None or config.lr is None:
-        missing = "global_batch" if config.global_batch is None else "lr"
-        raise refusal(f"schedule.{missing}", "none", f"must be given for method {config.method}")
-    total = Length(config.epochs, config.samples).in_samples("schedule", train_samples)
-    if config.milestones and config.method != "multistep":
-        raise refusal("schedule.milestones", list(config.milestones), "are read by method multistep alone")
-    cuts = [Length(epochs=e).in_samples("schedule.milestones", train_samples) for e in config.milestones]
-    if cuts != sorted(set(cuts)) or (cuts and cuts[-1] >= total):
-        raise refusal(
-            "schedule.milestones",
-            list(config.milestones),
-            f"must increase and lie before the end at {total} samples",
-        )
-    if cuts and not (math.isfinite(config.factor) and config.factor > 0):
-        raise refusal("schedule.factor", config.factor, "must be positive")
-    for index, (begin, end) in enumerate(zip([0, *cuts], [*cuts, total], strict=True)):
-        yield (
-            end - begin,
-            StageConfig(config.global_batch, config.lr * config.factor**index, config.weight_decay),
-        )
-
-
-def _check(what: str, row: StageConfig) -> None:
-    if row.global_batch < 1:
-        raise refusal(f"{what}: global_batch", row.global_batch, "must be at least 1")
-    if not (math.isfinite(row.lr) and row.lr >= 0):
-        raise refusal(f"{what}: lr", row.lr, "must be a finite number, at least 0")
-    if not (math.isfinite(row.weight_decay) and row.weight_decay >= 0):
-        raise refusal(f"{what}: weight_decay", row.weight_decay, "must be a finite number, at least 0")
 
 
 def decide(schedule: Schedule, progress: Progress) -> Decision | None:
@@ -248,7 +200,7 @@ def windows(schedule: Schedule, progress: Progress, micro_batch: int) -> Iterato
     """Every window from ``progress`` to the end, so that data can be read ahead across stage boundaries."""
     while (decision := decide(schedule, progress)) is not None:
         yield Window(progress.samples_seen, decision.global_batch, micro_batch)
-        progress = progress.after(decision.global_batch)
+        progress = progress.after(decision.global_batch, decision.stage)
 
 
 def requests_of(

@@ -20,7 +20,7 @@ from hvdbs.data.streams import generator_seed
 from hvdbs.gradients import GradientReducer, clip, gradient_norm
 from hvdbs.loss import summed_cross_entropy
 from hvdbs.noise import Pair
-from hvdbs.optim import apply, build_optimizer
+from hvdbs.optim import apply, build_optimizer, draw_near, reset, resets_at_stage, trained
 from hvdbs.schedule import Decision
 
 _LOSS, _STOP, _CHECKPOINT = range(CARRY_SLOTS)
@@ -87,16 +87,23 @@ class Replica:
         # Gradients of fp16 are scaled. What overflows does so in the sum over ranks, hence on all of them alike.
         self.scaler = torch.amp.GradScaler(first.device.type, enabled=config.autocast == "fp16")
         self.scaler.scale(torch.zeros(1, device=first.device))  # makes its state, also where no micro-batch is dealt
+        self.anchor: list[torch.Tensor] = []  # the trained parameters where the stage began, for a proximal term
         self.running = RunningStatistics(model)
         self.carry = torch.zeros(CARRY_SLOTS + self.running.size, dtype=torch.float64, device=first.device)
-        trained = [p for p in model.parameters() if p.requires_grad]
         wire = torch.float16 if config.communication.wire == "fp16" else None
-        self.reducer = GradientReducer(trained, comm, self.carry, config.communication.bucket_bytes, wire)
+        self.reducer = GradientReducer(trained(model), comm, self.carry, config.communication.bucket_bytes, wire)
 
     def autocast(self) -> torch.autocast:
         """The context of a forward pass, in training and evaluation."""
         dtype = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.config.autocast]
         return torch.autocast(self.preprocess.device.type, dtype, enabled=dtype is not None)
+
+    def enter_stage(self) -> None:
+        """What begins anew with a stage: the anchor of the proximal term and, if so configured, the optimizer."""
+        if resets_at_stage(self.config.optimizer):
+            reset(self.optimizer)
+        if self.config.optimizer.proximal_gamma is not None:
+            self.anchor = [p.detach().clone() for p in trained(self.model)]
 
     @property
     def collectives(self) -> int:
@@ -153,6 +160,9 @@ class Replica:
             clip(self.reducer.buckets, norm, limit, self.comm)
         apply(decision, self.optimizer)
         self.scaler.step(self.optimizer)
+        gamma = self.config.optimizer.proximal_gamma
+        if gamma is not None:
+            draw_near(trained(self.model), self.anchor, decision.lr, gamma)
 
     def _pair(
         self, window: Window, mine: list[MicroBatch], first: torch.Tensor | None, scale: float, length: float

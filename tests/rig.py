@@ -33,7 +33,8 @@ from hvdbs.loop import Outcome, Run, train
 from hvdbs.progress import Progress
 from hvdbs.recorder import Recorder, Silent
 from hvdbs.replicas import state_digest
-from hvdbs.schedule import ScheduleConfig, StageConfig, WarmupConfig, resolve
+from hvdbs.schedule import ScheduleConfig, StageConfig, WarmupConfig
+from hvdbs.stage_tables import resolve
 from hvdbs.step import Applied, Replica, Requests
 
 # --- samples
@@ -174,7 +175,7 @@ def settings(
         dtype=dtype,  # type: ignore[arg-type]  # one of two words
         model=ModelConfig(channels_last=channels_last),
         loss=LossConfig(smoothing),
-        optimizer=OptimizerConfig(momentum, nesterov, clip_norm=clip_norm),
+        optimizer=OptimizerConfig(momentum=momentum, nesterov=nesterov, clip_norm=clip_norm),
         schedule=ScheduleConfig(method="table", stages=rows, warmup=ramp),
         communication=CommunicationConfig(bucket_bytes),
         checkpoint=checkpoint or CheckpointConfig(every_minutes=0),
@@ -277,6 +278,7 @@ def trained(
         model.load_state_dict(state.model)
         run.replica.optimizer.load_state_dict(state.optimizer)
         run.replica.scaler.load_state_dict(state.scaler)
+        run.replica.anchor = state.anchor
         progress, best = state.progress, state.best_top1
     return Trip(train(run, progress, best), run)
 

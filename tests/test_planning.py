@@ -13,7 +13,8 @@ from hvdbs.config import Config, DataConfig, ModelConfig
 from hvdbs.errors import HvdbsError
 from hvdbs.planning import meta_model, warnings
 from hvdbs.planning import plan as plan_rows
-from hvdbs.schedule import ScheduleConfig, StageConfig, resolve
+from hvdbs.schedule import ScheduleConfig, StageConfig
+from hvdbs.stage_tables import resolve
 
 
 def config(batches: list[int], micro_batch: int = 8, image_size: int = 16) -> Config:

@@ -21,10 +21,10 @@ from hvdbs.schedule import (
     WarmupConfig,
     decide,
     requests_of,
-    resolve,
     spans,
     windows,
 )
+from hvdbs.stage_tables import resolve
 
 
 @st.composite
@@ -156,7 +156,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"epochs": 1, "lr": 0.1}, "global_batch"),
     ({"epochs": 1, "global_batch": 8}, "schedule.lr"),
     ({"global_batch": 8, "lr": 0.1}, "exactly one of epochs and samples"),
-    ({"epochs": 1, "global_batch": 8, "lr": 0.1, "milestones": (0.5,)}, "multistep alone"),
+    ({"epochs": 1, "global_batch": 8, "lr": 0.1, "milestones": (0.5,)}, "method: multistep"),
     (
         {"method": "multistep", "epochs": 1, "global_batch": 8, "lr": 0.1, "milestones": (0.5, 0.2)},
         "must increase",

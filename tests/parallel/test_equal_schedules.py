@@ -13,7 +13,8 @@ from reference import Stage
 from hvdbs.comm import Communicator
 from hvdbs.data import order
 from hvdbs.progress import Progress
-from hvdbs.schedule import ScheduleConfig, decide, requests_of, resolve, windows
+from hvdbs.schedule import ScheduleConfig, decide, requests_of, windows
+from hvdbs.stage_tables import resolve
 
 pytestmark = pytest.mark.parallel
 

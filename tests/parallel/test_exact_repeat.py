@@ -26,7 +26,8 @@ from hvdbs.config import CheckpointConfig, Config, DataConfig, EvaluationConfig,
 from hvdbs.loop import train
 from hvdbs.recorder import Account, Recorder, Totals
 from hvdbs.replicas import state_digest
-from hvdbs.schedule import ScheduleConfig, StageConfig, resolve
+from hvdbs.schedule import ScheduleConfig, StageConfig
+from hvdbs.stage_tables import resolve
 from hvdbs.step import Requests
 
 pytestmark = pytest.mark.parallel
