@@ -20,6 +20,7 @@ from hvdbs.comm import Communicator, agree
 from hvdbs.comm.cores import chosen, own_cores
 from hvdbs.config import Config, to_yaml, training_fields
 from hvdbs.data.sources import open_source
+from hvdbs.devices import choose_device
 from hvdbs.environment import environment
 from hvdbs.errors import HvdbsError, refusal
 from hvdbs.loop import Run
@@ -157,16 +158,6 @@ def _cut_off(out: Path, found: Path | None) -> bool:
     except (OSError, ValueError, KeyError, TypeError):
         return True
     return outcome != "finished"
-
-
-def choose_device(config: Config, comm: Communicator) -> torch.device:
-    """The rank's own GPU, or the CPU. Raises HvdbsError if one is asked for that is not there."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if config.device == "cpu" or (config.device == "auto" and count == 0):
-        return torch.device("cpu")
-    if count == 0:
-        raise refusal("device", "cuda", "is asked for, but torch sees no GPU", "device: cpu")
-    return torch.device("cuda", comm.local_rank % count)
 
 
 def settle(config: Config, cores: float, device: torch.device) -> None:

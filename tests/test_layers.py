@@ -30,7 +30,7 @@ LEVELS = [
     {"comm", "comm.cores", "comm.local", "comm.horovod"},
     {"data", "model"},
     {"loss", "gradients", "batch_norm", "optim", "step", "evaluation", "replicas"},
-    {"environment", "console", "metrics", "recorder", "checkpoint", "planning", "loop", "assembly"},
+    {"devices", "environment", "console", "metrics", "recorder", "checkpoint", "planning", "loop", "assembly"},
     {"train", "plan", "report", "follow", "data.__main__"},
 ]
 HOME = {"horovod": {"comm.horovod"}, "nvidia": {"data.imagenet"}, "mpi4py": {"comm.horovod"}}

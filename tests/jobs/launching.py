@@ -34,6 +34,7 @@ TINY: dict[str, Any] = {
     "seed": 1,
     "micro_batch": 8,
     "dtype": "float64",
+    "device": "cpu",  # so that two ranks start where there is one GPU, and bits are those of the CPU everywhere
     "threads": 1,
     "data": {"kind": "synthetic", "image_size": 8, "resize": 8, "train_samples": 512, "val_samples": 100, "threads": 1},
     "model": {"name": "resnet8", "classes": 4, "width": 4, "dropout": 0.1},
