@@ -280,7 +280,6 @@ print("still here")
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_mixed_decoding_agrees_with_the_cpu(photographs: Path) -> None:
     data = DataConfig(root=str(photographs), backend="dali", decode="mixed", threads=2)
     source = open_source(Config(micro_batch=8, data=data), Solo(), torch.device("cuda", 0))

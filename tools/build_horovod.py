@@ -123,6 +123,11 @@ def cached_wheel(key: str) -> Path | None:
     return next((cache_folder() / key).glob("horovod-*.whl"), None)
 
 
+def any_cached(device: str) -> bool:
+    """Whether the cache has a wheel, of any torch and MPI, for "cpu", "cuda12", "cuda13"."""
+    return any(cache_folder().glob(f"horovod-{HOROVOD}-*-{device}*/horovod-*.whl"))
+
+
 def wheel_for(target: Target, log: Log, wheels: Path | None = None) -> Path:
     """The wheel for `target`, built if the cache has none; offline from packages in `wheels` if given."""
     folder = cache_folder() / target.key
@@ -183,8 +188,14 @@ def build_environment(target: Target, work: Path) -> dict[str, str]:
     # What HOROVOD_* the shell happens to hold must not change a wheel under the same key.
     env = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD_")}
     jobs = max(1, min(len(os.sched_getaffinity(0)), memory_bytes() // (2 * GIB)))
+    path = [str(target.mpi.folder), path_without(target.venv / "bin")]
+    gpu = {}
+    if target.cuda != "cpu":
+        toolkit = cuda_home(target.cuda)
+        path.insert(0, str(toolkit / "bin"))  # Horovod asks the first nvcc for its flags, whatever its version
+        gpu = nccl_variables(target, toolkit, work)
     return env | {
-        "PATH": f"{target.mpi.folder}{os.pathsep}{path_without(target.venv / 'bin')}",
+        "PATH": os.pathsep.join(path),
         "MAKEFLAGS": f"-j{jobs}",  # and not those of the make that called us
         "CXX": cxx(),
         "CMAKE_POLICY_VERSION_MINIMUM": "3.5",  # cmake 4 refuses Gloo's older minimum without it
@@ -194,15 +205,16 @@ def build_environment(target: Target, work: Path) -> dict[str, str]:
         "HOROVOD_WITHOUT_MXNET": "1",
         "HOROVOD_WITH_GLOO": "1",
         "HOROVOD_WITH_MPI": "1",
-        **({} if target.cuda == "cpu" else nccl_variables(target, work)),
+        **gpu,
     }
 
 
-def nccl_variables(target: Target, work: Path) -> dict[str, str]:
+def nccl_variables(target: Target, toolkit: Path, work: Path) -> dict[str, str]:
     """What turns the build into one for NCCL."""
     return {
         "HOROVOD_GPU_OPERATIONS": "NCCL",
-        "HOROVOD_CUDA_HOME": str(cuda_home(target.cuda)),
+        "HOROVOD_CUDA_HOME": str(toolkit),
+        "CUDA_HOME": str(toolkit),  # torch looks for libcudart beside the nvcc of the PATH, which may be a script
         "HOROVOD_NCCL_HOME": str(nccl_home(target, work)),
         "HOROVOD_NCCL_LINK": "SHARED",
         "HOROVOD_BUILD_CUDA_CC_LIST": architectures(),
@@ -231,18 +243,41 @@ def nccl_home(target: Target, work: Path) -> Path:
     return home
 
 
+def cuda_for(asked: str, torch: str, torch_cuda: str | None) -> str:
+    """What to build for a `torch` of CUDA `torch_cuda` (None: for the CPU): "cpu", "12" or "13".
+
+    `asked` is one of these, or "torch". Raises Refusal.
+    """
+    major = torch_cuda.split(".")[0] if torch_cuda else "cpu"
+    cuda = major if asked == "torch" else asked
+    if cuda not in ("cpu", major):
+        others = "" if major == "cpu" else f" or CUDA={major}"
+        raise Refusal(f"CUDA={cuda}, and torch {torch} is built for CUDA {torch_cuda or 'none'}: CUDA=cpu{others}")
+    if cuda == "cpu" and asked == "torch":
+        raise Refusal(
+            f"NCCL needs a torch for CUDA, and torch {torch} is for the CPU: VENV=DIR for another environment"
+        )
+    return cuda
+
+
+def target_of(venv: Path, cuda: str) -> Target:
+    """The target of an environment that is set up; `cuda` as in `cuda_for`. Raises Refusal."""
+    mpi = system_mpi(venv) or package_mpi(venv)
+    found = probe(venv / "bin" / "python")
+    if mpi is None or found["torch"] is None:
+        raise Refusal(f"{venv} lacks {'an MPI' if mpi is None else 'torch'}: run `make setup`")
+    return Target(venv.resolve(), found["torch"], mpi, cuda_for(cuda, found["torch"], found["torch_cuda"]))
+
+
 def main() -> None:
     parser = Options(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venv", type=Path, required=True, help="the environment, with torch and an MPI in it")
-    parser.add_argument("--cuda", choices=["cpu", "12", "13"], default="cpu", help="what to build for (default: cpu)")
+    what = "what to build for; torch: the CUDA version of the environment's torch (default: cpu)"
+    parser.add_argument("--cuda", choices=["cpu", "12", "13", "torch"], default="cpu", help=what)
     parser.add_argument("--wheels", type=Path, help="use packages from this folder only")
     parser.add_argument("--print-key", action="store_true", help="print the name of the wheel's folder and stop")
     args = parser.parse_args()
-    mpi = system_mpi(args.venv) or package_mpi(args.venv)
-    found = probe(args.venv / "bin" / "python")
-    if mpi is None or found["torch"] is None:
-        raise Refusal(f"{args.venv} lacks {'an MPI' if mpi is None else 'torch'}: run `make setup`")
-    target = Target(args.venv.resolve(), found["torch"], mpi, args.cuda)
+    target = target_of(args.venv, args.cuda)
     if args.print_key:
         print(target.key)
         return

@@ -108,7 +108,7 @@ def refuse_early(env: Environment) -> None:
         raise Refusal(f"Python {sys.version.split()[0]} is not 3.11, the only one that hvdbs was tested with: PYTHON=")
     if "horovod" in env.steps:
         return
-    if not any(build_horovod.cache_folder().glob("horovod-*/horovod-*.whl")):
+    if not build_horovod.any_cached(""):
         check_compiler(env.base_python)
     other_index = env.wheels or os.environ.get("PIP_INDEX_URL") or os.environ.get("PIP_EXTRA_INDEX_URL")
     if env.choices["cuda"] == "12" and env.choices["torch"] == "pinned" and not other_index:
@@ -116,8 +116,11 @@ def refuse_early(env: Environment) -> None:
             f"CUDA=12, and PyPI's torch {pinned('torch')} is for CUDA 13: TORCH=existing for a module's, "
             "or wheels of one for CUDA 12 by WHEELS=DIR or PIP_EXTRA_INDEX_URL"
         )
-    if env.choices["cuda"] in ("12", "13"):
-        cuda_home(env.choices["cuda"])
+    cuda = env.choices["cuda"]
+    if cuda == "auto" and env.choices["torch"] == "pinned" and not other_index and has_gpu():
+        cuda = pinned("cuda-toolkit").split(".")[0]  # what torch will turn out to be for
+    if cuda in ("12", "13") and not build_horovod.any_cached(f"cuda{cuda}"):
+        cuda_home(cuda)
 
 
 def make_venv(env: Environment) -> None:
@@ -183,13 +186,9 @@ def install_packages(env: Environment, torch: str) -> None:
 
 
 def choose_cuda(env: Environment, torch: str, torch_cuda: str | None) -> str:
-    major = (torch_cuda or "none").split(".")[0]
     if env.choices["cuda"] == "auto":
-        env.choices["cuda"] = major if torch_cuda and has_gpu() else "cpu"
-    cuda = env.choices["cuda"]
-    if cuda not in ("cpu", major):
-        raise Refusal(f"CUDA={cuda}, and torch {torch} is built for CUDA {torch_cuda or 'none'}: CUDA=cpu or {major}")
-    return cuda
+        env.choices["cuda"] = build_horovod.cuda_for("torch", torch, torch_cuda) if torch_cuda and has_gpu() else "cpu"
+    return build_horovod.cuda_for(env.choices["cuda"], torch, torch_cuda)
 
 
 def provide_mpi(env: Environment) -> Mpi:

@@ -120,13 +120,16 @@ def check_compiler(python: Path) -> None:
         )
 
 
+TOOLKITS = Path("/usr/local")  # where NVIDIA's packages put them
+
+
 def cuda_home(major: str) -> Path:
-    """The toolkit whose nvcc has the CUDA version `major`."""
+    """The toolkit whose nvcc has the CUDA version `major`. Raises Refusal, with those that were found."""
     nvcc = shutil.which("nvcc")
     places = [os.environ.get("HOROVOD_CUDA_HOME"), os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH")]
     places += [Path(nvcc).resolve().parent.parent] if nvcc else []
     seen = []
-    for place in [Path(place) for place in [*places, f"/usr/local/cuda-{major}", "/usr/local/cuda"] if place]:
+    for place in [Path(place) for place in [*places, TOOLKITS / f"cuda-{major}", TOOLKITS / "cuda"] if place]:
         said = output_of([place / "bin" / "nvcc", "--version"])
         header = any(place.glob("include/cuda_runtime.h"))  # a lone nvcc on the PATH may be a script that calls another
         if header and (found := re.search(r"release (\d+)\.(\d+)", said)):
