@@ -14,7 +14,8 @@ SHELL_FILES := .ci/run $(wildcard tools/*.sh slurm/*.sbatch slurm/*.sh)
 SETUP := PYTHON="$(PYTHON)" tools/setup.sh --venv "$(VENV)" $(if $(CUDA),--cuda "$(CUDA)") $(if $(MPI),--mpi "$(MPI)") \
     $(if $(TORCH),--torch "$(TORCH)")
 
-.PHONY: help setup wheels demo test test-unit test-parallel lint format type bench-throughput bench-overhead bench-sharing clean
+.PHONY: help setup wheels demo test test-unit test-parallel test-nccl test-gpu lint format type
+.PHONY: bench-throughput bench-overhead bench-sharing clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r target what; do \
@@ -38,6 +39,16 @@ test-unit: setup ## the tests that need one process, no Horovod
 
 test-parallel: setup ## the tests inside ranks: np 1 to 4 with MPI, np 2 with Gloo
 	@$(BIN)/python tools/run_tests.py --only parallel
+
+test-nccl: setup ## build Horovod with NCCL where nvcc is (no GPU needed), and test that build on the CPU
+	@$(BIN)/python tools/build_horovod.py --venv "$(VENV)" --cuda torch
+	@$(BIN)/python -m pytest tests/jobs/test_nccl_build.py
+
+test-gpu: ## all checks that need a GPU, on as many ranks as there are GPUs; sets up with NCCL, CUDA=13 unless given
+	@nvidia-smi -L 2>&1 | grep -q "^GPU 0" || \
+	    { echo "make test-gpu: nvidia-smi -L lists no GPU: run it on a machine with one" >&2; exit 1; }
+	@$(MAKE) --no-print-directory setup CUDA="$(or $(CUDA),13)"
+	@$(BIN)/python tools/run_tests.py --only gpu
 
 lint: setup ## ruff (rules and format), shellcheck
 	@$(BIN)/ruff check .

@@ -4,6 +4,7 @@
     unit       tests/ in one process                     all but the folders below, neither slow nor gpu
     parallel   tests/parallel on every rank of a launch  np 1, 2, 3, 4 with MPI, np 2 with Gloo
     jobs       tests/jobs in one process                 these start launches of their own
+    gpu        all that is marked gpu, on as many ranks as there are GPUs; by --only gpu alone
 
 `tests/slurm` is for a machine with Slurm and is not run here. A launch fails if any rank fails, dies, hangs
 or outlives it.
@@ -24,7 +25,7 @@ TESTS = Path("tests")
 LAUNCHES = ((1, "mpi"), (2, "mpi"), (3, "mpi"), (4, "mpi"), (2, "gloo"))
 # A hang is a failure, not a wait. pytest's own limit for each test (pyproject.toml) comes first and says
 # where.
-LIMIT_SECONDS = {"unit": 900, "parallel": 900, "jobs": 2400}
+LIMIT_SECONDS = {"unit": 900, "parallel": 900, "jobs": 2400, "gpu": 2400}
 NO_TESTS = 5  # pytest's exit code
 
 
@@ -135,9 +136,28 @@ def closing_line(results: Sequence[Result], seconds: float) -> str:
     return f" {said} in {seconds:.2f}s{long} ".center(100, "=")
 
 
+def run_on_gpus(selection: Sequence[str]) -> list[Result]:
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        sys.exit(
+            "run_tests: --only gpu needs a GPU, and torch sees none: a machine where `nvidia-smi -L` lists one, "
+            "and a CUDA_VISIBLE_DEVICES that names it or is unset"
+        )
+    selected = bool(selection)
+    apart = [f"--ignore={TESTS / folder}" for folder in ("parallel", "slurm")]
+    return [
+        run_in_one_process("gpu", [str(TESTS), *apart, "-m", "gpu", *selection], selected),
+        run_on_ranks(count, "mpi", [str(TESTS / "parallel"), "-m", "gpu", *selection], selected),
+    ]
+
+
 def run_all(args: argparse.Namespace) -> list[Result]:
     selection = ["-k", args.k] if args.k else []
     selected = bool(args.k)
+    if args.only == "gpu":
+        return run_on_gpus(selection)
     results = []
     if args.only in (None, "unit") and not args.np:
         apart = [f"--ignore={TESTS / folder}" for folder in ("parallel", "slurm", "jobs")]
@@ -149,11 +169,12 @@ def run_all(args: argparse.Namespace) -> list[Result]:
                 if not (TESTS / "parallel").is_dir():
                     results.append(Result("parallel", np, backend, 0.0, note="no tests/parallel"))
                     continue
-                options = [str(TESTS / "parallel"), "-m", "parallel", *selection]
+                options = [str(TESTS / "parallel"), "-m", "parallel and not gpu", *selection]
                 results.append(run_on_ranks(np, backend, options, selected))
     if args.only in (None, "jobs") and not args.np:
         if (TESTS / "jobs").is_dir():
-            results.append(run_in_one_process("jobs", [str(TESTS / "jobs"), *selection], selected))
+            options = [str(TESTS / "jobs"), "-m", "not gpu", *selection]
+            results.append(run_in_one_process("jobs", options, selected))
         else:
             results.append(Result("jobs", 1, "-", 0.0, note="no tests/jobs"))
     return results
@@ -161,7 +182,7 @@ def run_all(args: argparse.Namespace) -> list[Result]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["unit", "parallel", "jobs"], help="this kind alone")
+    parser.add_argument("--only", choices=["unit", "parallel", "jobs", "gpu"], help="this kind alone")
     parser.add_argument(
         "--np", type=int, choices=sorted({np for np, _ in LAUNCHES}), help="only launches with so many ranks"
     )
