@@ -185,14 +185,8 @@ def _vbs(config: ScheduleConfig, train_samples: int) -> Iterator[_Row]:
     _positive("schedule.factor", config.factor)
     if later is None or later < start.global_batch:
         shown = "none" if later is None else later
-        rule = (
-            "must be given for method vbs: the batch"
-            if later is None
-            else "must be at least the first batch, being that"
-        )
-        raise refusal(
-            "schedule.largest_batch", shown, f"{rule} from the second stage on", f"{start.global_batch} or more"
-        )
+        rule = "must be given for method vbs" if later is None else "must be at least the first batch"
+        raise refusal("schedule.largest_batch", shown, rule, f"{start.global_batch} or more, from the second stage on")
     lr, weight_decay, batch, decay = start.lr, start.weight_decay, start.global_batch, 1 / config.factor
     for index, length in enumerate(_lengths(config, train_samples)):
         reason = "the first stage"
@@ -202,8 +196,8 @@ def _vbs(config: ScheduleConfig, train_samples: int) -> Iterator[_Row]:
                 lr, reason = lr * config.factor, f"lr is divided by {decay:g}, as the baseline has it"
             else:
                 lr, weight_decay = autotune.rule(lr, weight_decay, growth, decay)
-                jump = f"the batch grows {growth:g}-fold where the baseline divides lr by {decay:g}"
-                reason = f"{jump}: {_taken(growth, decay)}"
+                jump = f"the batch grows {growth:g}-fold" if growth > 1 else "the batch stays"
+                reason = f"{jump} where the baseline divides lr by {decay:g}: {_taken(growth, decay)}"
         yield _Row(length, batch, lr, weight_decay, reason)
 
 

@@ -220,6 +220,11 @@ def test_a_config_that_is_not_there(refused: Refused, name: str, line: str) -> N
             "--optimizer.momentum 0 --optimizer.nesterov true",
             "optimizer.nesterov: True needs momentum; optimizer.momentum: 0.9",
         ),
+        ("--optimizer.name adagrad", "optimizer.momentum: 0.9 is not read by adagrad; momentum: 0"),
+        (
+            "--optimizer.proximal_gamma 0",
+            "optimizer.proximal_gamma: 0.0 must be positive and finite; null switches it off",
+        ),
         ("--optimizer.clip_norm 0", "optimizer.clip_norm: 0.0 must be positive; null switches clipping off"),
         ("--communication.bucket_bytes 0", "communication.bucket_bytes: 0 must be at least 1"),
         ("--evaluation.micro_batch 0", "evaluation.micro_batch: 0 must be at least 1"),
@@ -256,6 +261,9 @@ def test_an_option_that_breaks_a_rule(refused: Refused, arguments: str, line: st
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(refused: Refused) -> None:
     assert refused("--device", "cuda") == "device: cuda is asked for, but torch sees no GPU; device: cpu"
+
+
+SEBS = "{method: sebs, stage_epochs: [1, 1], global_batch: 16, lr: 0.1, growth: 2}"
 
 
 @pytest.mark.parametrize(
@@ -307,6 +315,35 @@ def test_a_gpu_that_is_not_there(refused: Refused) -> None:
         (
             "{method: table, stages: [{epochs: 1, global_batch: 16, lr: 0.1}, {global_batch: 16, lr: 0.1}]}",
             "schedule.stages[1]: epochs=None, samples=None needs exactly one of epochs and samples",
+        ),
+        ("{epochs: 1, global_batch: 16, lr: 0.1, growth: 2}", "schedule.growth: 2.0 is not read by method constant"),
+        (
+            "{epochs: 1, global_batch: 16, lr: 0.1, lr_per_samples: 0}",
+            "schedule.lr_per_samples: 0 must be at least 1; 256",
+        ),
+        (SEBS.replace("growth: 2", "growth: 0.5"), "schedule.growth: 0.5 must be a finite number, at least 1"),
+        (SEBS.replace(", growth: 2", ""), "schedule.growth: none must be given for method sebs; 10 replaces lr / 10"),
+        (SEBS.replace("[1, 1]", "[]"), "schedule: stage_epochs=[], stage_samples=[] needs exactly one of stage_epochs"),
+        (SEBS.replace("[1, 1]", "[1, 0]"), "schedule.stage_epochs.epochs: 0.0 must be at least one sample of 64"),
+        (
+            SEBS.replace("growth: 2", "growth: 2, stage_count: 3"),
+            "schedule.stage_count: 3 needs the length of the first stage alone, not 2 lengths",
+        ),
+        (
+            SEBS.replace("growth: 2", "growth: 2, largest_batch: 8"),
+            "schedule.largest_batch: 8 must be at least the first",
+        ),
+        (
+            "{method: vbs, stage_epochs: [1, 1], global_batch: 16, lr: 0.1}",
+            "schedule.largest_batch: none must be given for method vbs; 16 or more, from the second stage on",
+        ),
+        (
+            "{method: vbs, stage_epochs: [1, 1], global_batch: 16, largest_batch: 4, lr: 0.1}",
+            "schedule.largest_batch: 4 must be at least the first batch; 16 or more, from the second stage on",
+        ),
+        (
+            "{method: vbs, stage_epochs: [1, 1], global_batch: 16, largest_batch: 64, lr: 0.1, factor: -1}",
+            "schedule.factor: -1.0 must be positive",
         ),
         (
             "{epochs: 1, global_batch: 16, lr: 0.1, warmup: {samples: 65}}",
