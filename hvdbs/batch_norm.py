@@ -8,6 +8,8 @@ the loss, is the second term. So the buffers are replicated after every update, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
@@ -29,7 +31,7 @@ class RunningStatistics:
         self._calls = [0] * len(named)  # forwards in training mode since `begin`, by layer
         for index, (_, module) in enumerate(named):
             module.register_forward_pre_hook(partial(self._called, index))
-        modules = [module for _, module in named]
+        modules = self._modules = [module for _, module in named]
         self._tracked = [m.num_batches_tracked for m in modules if m.num_batches_tracked is not None]
         self._keep = [1.0 - m.momentum for m in modules for _ in range(2) if m.momentum is not None]
         self._sizes = [b.numel() for m in modules for b in (m.running_mean, m.running_var) if b is not None]
@@ -39,7 +41,18 @@ class RunningStatistics:
         self._powers: dict[int, torch.Tensor] = {}
 
     def _called(self, index: int, module: nn.Module, inputs: object) -> None:
-        self._calls[index] += module.training
+        self._calls[index] += module.training and bool(module.track_running_stats)
+
+    @contextmanager
+    def unheeded(self) -> Iterator[None]:
+        """Forwards inside normalise by their own batch as ever, and leave no trace in the statistics."""
+        for module in self._modules:
+            module.track_running_stats = False
+        try:
+            yield
+        finally:
+            for module in self._modules:
+                module.track_running_stats = True
 
     def begin(self) -> None:
         """Before this rank's first forward of a window: set the replicated values aside and start from zero."""

@@ -192,7 +192,7 @@ def _readable(text: str, command: ArgumentParser) -> str:
         name = f"{found.group(1)}.{found.group(2)}"
         return f"{name}: no such field; {_closest(name, _fields(Config))}"
     if found := re.search(r"Literal\[([^\]]+)\]. Got value: (.*)", text, re.DOTALL):
-        choices = re.findall(r"'([^']+)'", found.group(1))
+        choices = _quoted(found.group(1))
         value = found.group(2).strip()
         return f"{field}: {value} is none of {', '.join(choices)}; {suggestion(value, choices)}"
     if found := re.search(r"Unable to load config '([^']*)'", text):
@@ -205,9 +205,14 @@ def _readable(text: str, command: ArgumentParser) -> str:
             f"{field}: {value.group(1).split('   ')[0]} is not a row such as {{epochs: 1, global_batch: 256, lr: 0.1}}"
         )
     kinds = [_KINDS[name] for name in re.findall(r"Expected a <class '(\w+)'>", text) if name in _KINDS]
+    kinds[:0] = [word for words in re.findall(r"Expected a typing.Literal\[(.+)\]", text) for word in _quoted(words)]
     if field and kinds and value:
         return f"{field}: {value.group(1).strip()} is not {' or '.join(dict.fromkeys(kinds))}"
     return " ".join(text.split())
+
+
+def _quoted(text: str) -> list[str]:
+    return re.findall(r"'([^']+)'", text)
 
 
 def _row(text: str, command: ArgumentParser) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
+from hvdbs.reach import ExtrapolationConfig
 from hvdbs.schedule import ScheduleConfig
 
 
@@ -208,6 +209,7 @@ class Config:
         loss: what is minimised.
         optimizer: how the weights move.
         schedule: how global batch, lr and weight decay change.
+        extrapolation: where gradients are taken.
         communication: how gradients are summed over ranks.
         evaluation: when the validation set is scored.
         checkpoint: when the state is saved.
@@ -226,6 +228,7 @@ class Config:
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    extrapolation: ExtrapolationConfig = field(default_factory=ExtrapolationConfig)
     communication: CommunicationConfig = field(default_factory=CommunicationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

@@ -6,6 +6,9 @@ backward finishes), and ``p.grad`` are views into them, so nothing is regrouped 
 
 A window's first gradient is what autograd hands over, copied into its place: emptying the buckets and adding to them
 would move twice as many bytes.
+
+Where the gradients of several parts of a window are wanted apart (``hvdbs.extrapolation``), the buckets collect one
+part at a time and a second set of buffers their total; the last part joins it in the hook that sends the bucket.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ class Bucket:
     """One flat buffer and how many of its gradients are still to come in this window's last backward pass.
 
     ``views``: the place of each parameter's gradient in ``flat``. ``wire``: what is reduced in its place, a copy of
-    lower precision; None if it is reduced itself.
+    lower precision; None if it is reduced itself. ``total``: earlier parts of the window, if any is to be added;
+    ``keep``: where a copy of the last part goes when it is whole, or None.
     """
 
     name: str
@@ -36,6 +40,26 @@ class Bucket:
     views: Sequence[torch.Tensor]
     missing: int = 0
     handle: Handle | None = None
+    total: torch.Tensor | None = None
+    keep: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """A copy of all gradients: ``flats`` as the buckets lie, and ``views``, one for each parameter in their order."""
+
+    flats: Sequence[torch.Tensor]
+    views: Sequence[torch.Tensor]
+
+
+def views_of(members: Sequence[nn.Parameter], flat: torch.Tensor) -> list[torch.Tensor]:
+    """The places in ``flat`` of ``members``, one after the other, each in its parameter's memory format."""
+    offset, views = 0, []
+    for p in members:
+        strides = torch.empty_like(p, device="meta").stride()
+        views.append(flat[offset : offset + p.numel()].as_strided(p.size(), strides))
+        offset += p.numel()
+    return views
 
 
 def lay_out(parameters: Sequence[nn.Parameter], bucket_bytes: int, wire: torch.dtype | None = None) -> list[Bucket]:
@@ -50,12 +74,9 @@ def lay_out(parameters: Sequence[nn.Parameter], bucket_bytes: int, wire: torch.d
     for count in bucket_sizes([p.numel() * p.element_size() for p in backwards], bucket_bytes):
         members = backwards[at : at + count]
         flat = torch.zeros(sum(p.numel() for p in members), dtype=members[0].dtype, device=members[0].device)
-        offset, views = 0, []
-        for p in members:
-            strides = torch.empty_like(p, device="meta").stride()
-            views.append(flat[offset : offset + p.numel()].as_strided(p.size(), strides))
-            p.grad = views[-1]
-            offset += p.numel()
+        views = views_of(members, flat)
+        for p, view in zip(members, views, strict=True):
+            p.grad = view
         copy = None if wire is None else torch.empty_like(flat, dtype=wire)
         buckets.append(Bucket(f"gradients.{len(buckets)}", flat, copy, members, views))
         at += count
@@ -85,6 +106,8 @@ class GradientReducer:
         self._carry_handle: Handle | None = None
         self._armed = False
         self._norms: list[torch.Tensor] | None = None
+        self._totals: list[torch.Tensor] = []
+        self._factor = 1.0
         self.collectives = len(self.buckets) + 1
         sent = (b.flat if b.wire is None else b.wire for b in self.buckets)
         self.reduced_bytes = sum(tensor.nbytes for tensor in sent) + carry.nbytes
@@ -92,11 +115,50 @@ class GradientReducer:
             for parameter, view in zip(bucket.parameters, bucket.views, strict=True):
                 parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket, view))
 
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """In the order of the buckets."""
+        return [parameter for bucket in self.buckets for parameter in bucket.parameters]
+
     def begin(self) -> None:
         """The next gradients are the first of a window."""
         for bucket in self.buckets:
+            bucket.total = bucket.keep = None
+        self.begin_part()
+
+    def begin_part(self) -> None:
+        """The next gradients are the first of a part; those collected so far are given up."""
+        for bucket in self.buckets:
             for parameter in bucket.parameters:
                 parameter.grad = None
+
+    def blank(self) -> Gradients:
+        """Room for a copy of all gradients, zeros."""
+        flats = [torch.zeros_like(bucket.flat) for bucket in self.buckets]
+        views = [view for b, flat in zip(self.buckets, flats, strict=True) for view in views_of(b.parameters, flat)]
+        return Gradients(flats, views)
+
+    def copy_to(self, target: Gradients, factor: float) -> None:
+        """The gradients collected so far, times ``factor``, into ``target``."""
+        self._fill()
+        for bucket, flat in zip(self.buckets, target.flats, strict=True):
+            torch.mul(bucket.flat, factor, out=flat)
+
+    def end_part(self) -> None:
+        """Put what is collected to the window's total and begin the next part; the last part ends by itself."""
+        self._fill()
+        if not self._totals:
+            self._totals = [torch.empty_like(bucket.flat) for bucket in self.buckets]
+        for bucket, total in zip(self.buckets, self._totals, strict=True):
+            if bucket.total is None:
+                bucket.total = total.copy_(bucket.flat)
+            else:
+                bucket.total.add_(bucket.flat)
+        self.begin_part()
+
+    def release(self) -> None:
+        """Parts are over: give back what their total took."""
+        self._totals = []
 
     def _fill(self) -> None:
         """Zeros for the parameters that no backward pass of this window has reached."""
@@ -105,14 +167,17 @@ class GradientReducer:
                 if parameter.grad is None:
                     parameter.grad = view.zero_()
 
-    def arm(self, *, measure: bool = False) -> None:
+    def arm(self, *, measure: bool = False, keep: Gradients | None = None, factor: float = 1.0) -> None:
         """The next backward pass is this rank's last of the window: reduce each bucket as it fills. Sends the carry.
 
-        ``measure``: keep the norm of what this rank sends, for ``own_norm``.
+        ``measure``: keep the norm of what this rank sends, for ``own_norm``. ``keep``: where the gradients of the last
+        part go, times ``factor``, each bucket before it is sent.
         """
         self._norms = [] if measure else None
-        for bucket in self.buckets:
+        self._factor = factor
+        for index, bucket in enumerate(self.buckets):
             bucket.missing = len(bucket.parameters)
+            bucket.keep = None if keep is None else keep.flats[index]
         self._armed = True
         self._carry_handle = self._comm.start_sum(self._carry, "carry")
 
@@ -150,6 +215,10 @@ class GradientReducer:
     def _send(self, bucket: Bucket) -> None:
         if self._norms is not None:
             self._norms.append(bucket.flat.norm())
+        if bucket.keep is not None:
+            torch.mul(bucket.flat, self._factor, out=bucket.keep)
+        if bucket.total is not None:
+            bucket.flat.add_(bucket.total)
         sent = bucket.flat
         if bucket.wire is not None:
             sent = bucket.wire.copy_(bucket.flat)

@@ -85,8 +85,10 @@ def describe(config: Config, world_size: int) -> str:
     train_samples, classes = sizes(config)
     schedule = resolve(config.schedule, train_samples)
     planning.evaluation_period(config, train_samples)
-    rows = planning.plan(config, schedule, train_samples, planning.meta_model(config, classes), world_size)
-    return "\n".join([console.stage_table(rows), *planning.warnings(rows)])
+    model = planning.meta_model(config, classes)
+    rows = planning.plan(config, schedule, train_samples, model, world_size)
+    beside = planning.extrapolation_lines(config, model, world_size)
+    return "\n".join([console.stage_table(rows), *beside, *planning.warnings(rows)])
 
 
 def sizes(config: Config) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from hvdbs import console, reach
 from hvdbs.batch_norm import RunningStatistics
 from hvdbs.batching import dealing, less_idle_micro_batch
 from hvdbs.config import Config
@@ -21,8 +22,9 @@ _IDLE_SHARE_WARNED = 0.2
 def plan(config: Config, schedule: Schedule, train_samples: int, model: nn.Module, world_size: int) -> list[PlanRow]:
     """One row per stage of what ``world_size`` ranks would do with ``model``, which is on the meta device.
 
-    Raises HvdbsError for a micro-batch that batch norm cannot take.
+    Raises HvdbsError for a micro-batch that batch norm cannot take, and for extrapolation that does not fit.
     """
+    _check_extrapolation(config, schedule, world_size)
     rows = []
     nbytes = update_bytes(model, config)
     for span in spans(schedule):
@@ -73,6 +75,33 @@ def _refuse_single_sample(stage: Stage, config: Config, model: nn.Module) -> Non
             f"leaves a last micro-batch of 1 sample (micro_batch {config.micro_batch}), {rule}",
             f"{stage.global_batch - 1} or {stage.global_batch + 1}",
         ) from None
+
+
+def _check_extrapolation(config: Config, schedule: Schedule, world_size: int) -> None:
+    reach.virtual_workers(config.extrapolation, world_size)
+    until, stages = config.extrapolation.until.stage, len(schedule.stages)
+    if config.extrapolation.enabled and until is not None and until >= stages:
+        nearest = f"{stages - 1}, or leave it out" if stages > 1 else "leave it out"
+        raise refusal("extrapolation.until.stage", until, f"is beyond the last stage, {stages - 1}", nearest)
+
+
+def extrapolation_lines(config: Config, model: nn.Module, world_size: int) -> list[str]:
+    """What a person should know beside the stage table: where gradients are taken, and what that costs in memory."""
+    chosen = config.extrapolation
+    if not chosen.enabled:
+        return []
+    nbytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    times = reach.buffers(chosen, world_size)
+    lines = [
+        f"extrapolation: {reach.described(chosen, world_size)}; "
+        f"{times} x {console.size(nbytes)} of memory on each rank."
+    ]
+    if chosen.depends_on_ranks:
+        lines.append(
+            "warning: extrapolation.virtual_workers: world_size makes the training depend on the number of ranks: the "
+            "promise that it is the same on any does not hold"
+        )
+    return lines
 
 
 def warnings(rows: list[PlanRow]) -> list[str]:

@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from hvdbs import reach
 from hvdbs.batching import Window
 from hvdbs.comm import Communicator
 from hvdbs.config import Config
@@ -58,7 +59,8 @@ class Totals:
     """Sums over the run, over the stage under way and since the last row of steps.csv; kept in checkpoints.
 
     ``stage``: the index of the stage under way, None before the first; ``stage_begin``: samples_seen where it began.
-    ``noise``: the running averages of the gradient noise scale.
+    ``noise``: the running averages of the gradient noise scale. ``extrapolation``: the length of the last update, None
+    before the first that was displaced.
     """
 
     run: Sums = field(default_factory=Sums)
@@ -67,6 +69,7 @@ class Totals:
     stage: int | None = None
     stage_begin: int = 0
     noise: NoiseScale = field(default_factory=NoiseScale)
+    extrapolation: float | None = None
 
     @classmethod
     def of(cls, saved: dict[str, Any]) -> Totals:
@@ -74,8 +77,7 @@ class Totals:
         if not saved:
             return cls()
         sums = {name: Sums(**saved[name]) for name in ("run", "in_stage", "since_row")}
-        noise = NoiseScale(**saved["noise"])
-        return cls(**sums, stage=saved["stage"], stage_begin=saved["stage_begin"], noise=noise)
+        return cls(**{**saved, **sums, "noise": NoiseScale(**saved["noise"])})
 
 
 class Recorder(Protocol):
@@ -195,6 +197,7 @@ class Account:
             sums.add(progress.samples_seen - before.samples_seen, applied, replica)
         if applied.noise is not None:
             counted.noise = counted.noise.after(applied.noise)
+        self._note_extrapolation(stage, lr, before)
         row = self._step_row(stage, lr, progress, applied)
         self._display.step(row)
         if progress.step % self._config.logging.every_steps == 0 or not applied.finite:
@@ -204,6 +207,20 @@ class Account:
             self._files.layers(self._layer_rows(lr, progress, replica))
         if ends:
             self._files.stage(self._stage_row(stage, lr, progress))
+
+    def _note_extrapolation(self, stage: int, lr: float, before: Progress) -> None:
+        """A row where it begins and where it ends; in between it may follow lr."""
+        counted, chosen = self.counted, self._config.extrapolation
+        length = reach.length(chosen, stage, before.samples_seen, lr)
+        if bool(length) != bool(counted.extrapolation):
+            inputs = json.dumps({**dataclasses.asdict(before), "lr": lr, **dataclasses.asdict(chosen)})
+            what = reach.described(chosen, self._comm.world_size)
+            reason = f"extrapolation {'begins' if length else 'ends'}: {what}"
+            at = (before.step + 1, before.samples_seen, stage)
+            row = DecisionRow(*at, "schedule", "extrapolation", counted.extrapolation, length, inputs, reason)
+            self._files.decision(row)
+        if length or counted.extrapolation is not None:
+            counted.extrapolation = length
 
     def evaluated(self, stage: int, progress: Progress, scores: Scores) -> None:
         row = EvalRow(

@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 
 from hvdbs.config import Config
 from hvdbs.errors import refusal
+from hvdbs.reach import ExtrapolationConfig
 
 
 def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -87,6 +88,7 @@ def check(config: Config) -> None:
     clip = config.optimizer.clip_norm
     if clip is not None and not clip > 0:
         raise refusal("optimizer.clip_norm", clip, "must be positive", "null switches clipping off")
+    _check_extrapolation(config.extrapolation)
     if config.data.resize < config.data.image_size:
         raise refusal("data.resize", config.data.resize, f"must be at least data.image_size {config.data.image_size}")
     for name, (low, high) in {"scale": config.data.augment.scale, "ratio": config.data.augment.ratio}.items():
@@ -97,3 +99,35 @@ def check(config: Config) -> None:
         raise refusal("data.mean", list(config.data.mean), "must be finite")
     if any(not (math.isfinite(value) and value > 0) for value in config.data.std):
         raise refusal("data.std", list(config.data.std), "must be positive and finite")
+
+
+def _check_extrapolation(config: ExtrapolationConfig) -> None:
+    """What can be said of the section by itself; its direction none reads nothing else."""
+    direction, until, workers = config.direction, config.until, config.virtual_workers
+    if direction == "none":
+        return
+    if (config.ratio is None) == (config.length is None):
+        value = f"ratio={config.ratio}, length={config.length}"
+        raise refusal("extrapolation", value, "needs exactly one of ratio and length", "ratio: 1.0 is the length of lr")
+    for name, number in {"ratio": config.ratio, "length": config.length}.items():
+        if number is not None and not (math.isfinite(number) and number >= 0):
+            raise refusal(f"extrapolation.{name}", number, "must be a finite number, at least 0")
+    if direction == "global_past" and config.granularity == "micro":
+        rule = "cannot be global_past's, whose gradient is that of a whole window"
+        raise refusal("extrapolation.granularity", "micro", rule, "window, or direction: local_past")
+    if config.noise and config.granularity == "window":
+        raise refusal("extrapolation.granularity", "window", "cannot be noise's, fresh in each micro-batch", "micro")
+    if config.reads_workers and workers is None:
+        rule = f"must be given for {direction}: any multiple of the numbers of ranks that it is to run on"
+        raise refusal("extrapolation.virtual_workers", "none", rule, "such as 8; or world_size")
+    if not config.reads_workers and workers is not None:
+        unit = f" with granularity {config.unit}" if direction == "same_sample" else ""
+        raise refusal("extrapolation.virtual_workers", workers, f"is not read by {direction}{unit}", "leave it out")
+    if isinstance(workers, int) and workers < 1:
+        raise refusal("extrapolation.virtual_workers", workers, "must be at least 1")
+    if until.samples is not None and until.stage is not None:
+        value = f"samples={until.samples}, stage={until.stage}"
+        raise refusal("extrapolation.until", value, "needs at most one of samples and stage")
+    for name, count in {"samples": until.samples, "stage": until.stage}.items():
+        if count is not None and count < 1:
+            raise refusal(f"extrapolation.until.{name}", count, "must be at least 1", "direction: none switches it off")

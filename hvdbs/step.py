@@ -17,10 +17,12 @@ from hvdbs.config import Config
 from hvdbs.costs import CARRY_SLOTS
 from hvdbs.data import Batch
 from hvdbs.data.streams import generator_seed
+from hvdbs.extrapolation import Extrapolation
 from hvdbs.gradients import GradientReducer, clip, gradient_norm
 from hvdbs.loss import summed_cross_entropy
 from hvdbs.noise import Pair
 from hvdbs.optim import apply, build_optimizer, draw_near, reset, resets_at_stage, trained
+from hvdbs.reach import Part
 from hvdbs.schedule import Decision
 
 _LOSS, _STOP, _CHECKPOINT = range(CARRY_SLOTS)
@@ -38,7 +40,7 @@ class Requests:
 class Applied:
     """What one window did. Times in seconds.
 
-    ``loss``: mean over its samples, at the weights before the update. ``gradient_norm``: 2-norm of the mean gradient
+    ``loss``: mean over its samples, where their gradients were taken. ``gradient_norm``: 2-norm of the mean gradient
     before clipping. Unless both are ``finite`` nothing was changed. ``noise``: on rank 0, in a measured window of more
     than one micro-batch.
     """
@@ -53,6 +55,26 @@ class Applied:
     compute_seconds: float
     exposed_communication_seconds: float
     optimizer_seconds: float
+
+
+Inputs = Iterator[tuple[torch.Tensor, torch.Tensor]]
+
+
+class _Timed:
+    """An iterator over ``batches`` with the ``seconds`` spent waiting for them."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self.seconds = 0.0
+        self._batches = batches
+
+    def __iter__(self) -> _Timed:
+        return self
+
+    def __next__(self) -> Batch:
+        asked = perf_counter()
+        batch = next(self._batches)
+        self.seconds += perf_counter() - asked
+        return batch
 
 
 class Preprocess:
@@ -92,6 +114,9 @@ class Replica:
         self.carry = torch.zeros(CARRY_SLOTS + self.running.size, dtype=torch.float64, device=first.device)
         wire = torch.float16 if config.communication.wire == "fp16" else None
         self.reducer = GradientReducer(trained(model), comm, self.carry, config.communication.bucket_bytes, wire)
+        self.extrapolation = Extrapolation(
+            config.extrapolation, model, self.reducer, comm.rank, comm.world_size, config.seed
+        )
 
     def autocast(self) -> torch.autocast:
         """The context of a forward pass, in training and evaluation."""
@@ -126,7 +151,8 @@ class Replica:
         """
         started = perf_counter()
         mine = list(window.dealt_to(self.comm.rank, self.comm.world_size))
-        data_seconds, first = self._accumulate(window, mine, step, batches, requests, measure)
+        supply = _Timed(batches)
+        first = self._accumulate(window, mine, decision, step, supply, requests, measure)
         accumulated = perf_counter()
         self.reducer.finish()
         reduced = perf_counter()
@@ -135,6 +161,7 @@ class Replica:
         norm = gradient_norm(self.reducer.buckets)
         loss, stop, checkpoint, length = [*self.carry[:CARRY_SLOTS].tolist(), norm.item()]
         finite = math.isfinite(loss) and math.isfinite(length)
+        self.extrapolation.finish(finite)
         if finite:
             self._update(window, decision, len(mine), norm)
         else:
@@ -147,8 +174,8 @@ class Replica:
             self._pair(window, mine, first, scale, length) if finite else None,
             stop > 0,
             checkpoint > 0,
-            data_seconds,
-            accumulated - started - data_seconds,
+            supply.seconds,
+            accumulated - started - supply.seconds,
             reduced - accumulated,
             perf_counter() - reduced,
         )
@@ -178,40 +205,63 @@ class Replica:
         self,
         window: Window,
         mine: list[MicroBatch],
+        decision: Decision,
         step: int,
         batches: Iterator[Batch],
         requests: Requests,
         measure: bool,
-    ) -> tuple[float, torch.Tensor | None]:
-        """This rank's gradients and share of the carry.
+    ) -> torch.Tensor | None:
+        """This rank's gradients and share of the carry. The parameters are left as they were.
 
-        Returns the seconds spent waiting for data and, if asked to ``measure``, the norm in the buckets after
-        micro-batch 0 on the rank that ran it.
+        Returns, if asked to ``measure``, the norm in the buckets after micro-batch 0 on the rank that ran it.
         """
         self.reducer.begin()
         self.carry.zero_()
         self.running.begin()
-        waited, first = 0.0, None
-        for micro in mine:
-            asked = perf_counter()
-            batch = next(batches)
-            waited += perf_counter() - asked
-            inputs, labels = self.preprocess(batch)
-            self._seed(generator_seed(self.config.seed, step, micro.index))
-            with self.autocast():
-                loss = summed_cross_entropy(self.model(inputs), labels, self.config.loss.label_smoothing)
-            loss = loss / window.global_batch
-            self.carry[_LOSS] += loss.detach()
-            if micro is mine[-1]:
-                self.running.contribute(self.carry[CARRY_SLOTS:], window.micro_batches - 1 - micro.index)
-                self._ask(requests)
-                self.reducer.arm(measure=measure and micro.index == 0)
-            self.scaler.scale(loss).backward()
-            if measure and micro.index == 0:
-                first = self.reducer.own_norm()
+        first = None
+        away = self.extrapolation
+        try:
+            for part in away.begin(window, mine, decision, self.scaler.get_scale):
+                inputs: Inputs = (self.preprocess(next(batches)) for _ in part.micro_batches)
+                if away.looks:
+                    inputs = self._look(window, part, step, inputs)
+                away.move(part, step)
+                for micro in part.micro_batches:
+                    loss = self._loss(window, micro, step, *next(inputs))
+                    self.carry[_LOSS] += loss.detach()
+                    if micro is mine[-1]:
+                        self.running.contribute(self.carry[CARRY_SLOTS:], window.micro_batches - 1 - micro.index)
+                        self._ask(requests)
+                        keep, factor = away.keeper(part)
+                        self.reducer.arm(measure=measure and micro.index == 0, keep=keep, factor=factor)
+                    self.scaler.scale(loss).backward()
+                    if measure and micro.index == 0:
+                        first = self.reducer.own_norm()
+                away.leave(part)
+        finally:
+            away.restore()
         if not mine:
             self._ask(requests)
-        return waited, first
+        return first
+
+    def _loss(
+        self, window: Window, micro: MicroBatch, step: int, inputs: torch.Tensor, labels: torch.Tensor
+    ) -> torch.Tensor:
+        """The part of the window's mean loss that ``micro`` makes up."""
+        self._seed(generator_seed(self.config.seed, step, micro.index))
+        with self.autocast():
+            loss = summed_cross_entropy(self.model(inputs), labels, self.config.loss.label_smoothing)
+        return loss / window.global_batch
+
+    def _look(self, window: Window, part: Part, step: int, inputs: Inputs) -> Inputs:
+        """Take the gradients of ``part`` at x, as its direction; returns its micro-batches to go through again."""
+        self.extrapolation.restore()
+        seen = list(inputs)
+        with self.running.unheeded():
+            for micro, pair in zip(part.micro_batches, seen, strict=True):
+                self.scaler.scale(self._loss(window, micro, step, *pair)).backward()
+        self.extrapolation.look(part)
+        return iter(seen)
 
     def _seed(self, seed: int) -> None:
         # torch.manual_seed seeds every kind of device there might be, at 0.4 ms a call.

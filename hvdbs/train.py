@@ -120,8 +120,9 @@ def _run(comm: Communicator, config: Config, arguments: Namespace, out: list[Pat
         return 0
     out.append(path)
     say(console.stage_table(made.plan))
-    for warning in planning.warnings(made.plan):
-        say(warning)
+    beside = planning.extrapolation_lines(made.run.config, made.run.replica.model, comm.world_size)
+    for line in (*beside, *planning.warnings(made.plan)):
+        say(line)
     if comm.backend != "solo":
         say(f"to stop it and keep its state: touch {console.shown(path)}/{STOP_FILE}")
     try:

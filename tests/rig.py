@@ -7,7 +7,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -31,6 +31,7 @@ from hvdbs.data import Batch, order
 from hvdbs.evaluation import Scores
 from hvdbs.loop import Outcome, Run, train
 from hvdbs.progress import Progress
+from hvdbs.reach import ExtrapolationConfig
 from hvdbs.recorder import Recorder, Silent
 from hvdbs.replicas import state_digest
 from hvdbs.schedule import ScheduleConfig, StageConfig, WarmupConfig
@@ -165,6 +166,7 @@ def settings(
     bucket_bytes: int = 2000,
     channels_last: bool = False,
     checkpoint: CheckpointConfig | None = None,
+    extrapolation: ExtrapolationConfig | None = None,
 ) -> Config:
     """A Config of the stages of the reference. The model is made by the test, so ``model.name`` names nothing."""
     rows = tuple(StageConfig(s.global_batch, s.lr, s.weight_decay, samples=s.samples) for s in stages)
@@ -177,9 +179,15 @@ def settings(
         loss=LossConfig(smoothing),
         optimizer=OptimizerConfig(momentum=momentum, nesterov=nesterov, clip_norm=clip_norm),
         schedule=ScheduleConfig(method="table", stages=rows, warmup=ramp),
+        extrapolation=extrapolation or ExtrapolationConfig(),
         communication=CommunicationConfig(bucket_bytes),
         checkpoint=checkpoint or CheckpointConfig(every_minutes=0),
     )
+
+
+def skipping(config: Config) -> Config:
+    """The same, but windows without a finite gradient are skipped."""
+    return replace(config, optimizer=replace(config.optimizer, on_nonfinite="skip"))
 
 
 class Watch:

@@ -361,6 +361,86 @@ def test_a_schedule_that_breaks_a_rule(refused: Refused, schedule: str, line: st
     assert line in refused(config=config, entry=plan.main)  # found without MPI or a GPU
 
 
+PAST = "direction: local_past, ratio: 1.0"
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        (
+            "direction: local",
+            "extrapolation.direction: local is none of none, local_past, global_past, same_sample, noise_uniform, "
+            "noise_gaussian, noise_weight, noise_filter; did you mean local_past?",
+        ),
+        ("direction: local_past", "extrapolation: ratio=None, length=None needs exactly one of ratio and length"),
+        (
+            "direction: global_past, ratio: 1.0, length: 0.1",
+            "extrapolation: ratio=1.0, length=0.1 needs exactly one of ratio and length",
+        ),
+        ("direction: global_past, ratio: -1", "extrapolation.ratio: -1.0 must be a finite number, at least 0"),
+        ("direction: noise_filter, length: .inf", "extrapolation.length: inf must be a finite number, at least 0"),
+        (
+            "direction: global_past, ratio: 1.0, granularity: micro",
+            "extrapolation.granularity: micro cannot be global_past's, whose gradient is that of a whole window; "
+            "window, or direction: local_past",
+        ),
+        (
+            "direction: noise_weight, ratio: 1.0, granularity: window",
+            "extrapolation.granularity: window cannot be noise's, fresh in each micro-batch; micro",
+        ),
+        (
+            f"{PAST}, granularity: epoch",
+            "extrapolation.granularity: epoch is not window or micro or null",
+        ),
+        (
+            PAST,
+            "extrapolation.virtual_workers: none must be given for local_past: any multiple of the numbers of ranks "
+            "that it is to run on; such as 8; or world_size",
+        ),
+        (f"{PAST}, virtual_workers: 0", "extrapolation.virtual_workers: 0 must be at least 1"),
+        (
+            f"{PAST}, virtual_workers: ranks",
+            "extrapolation.virtual_workers: ranks is not world_size or a whole number or null",
+        ),
+        (
+            "direction: noise_filter, ratio: 1.0, virtual_workers: 2",
+            "extrapolation.virtual_workers: 2 is not read by noise_filter; leave it out",
+        ),
+        (
+            "direction: same_sample, granularity: micro, ratio: 1.0, virtual_workers: 2",
+            "extrapolation.virtual_workers: 2 is not read by same_sample with granularity micro; leave it out",
+        ),
+        (
+            f"{PAST}, virtual_workers: 2, until: {{samples: 10, stage: 1}}",
+            "extrapolation.until: samples=10, stage=1 needs at most one of samples and stage",
+        ),
+        (
+            f"{PAST}, virtual_workers: 2, until: {{samples: 0}}",
+            "extrapolation.until.samples: 0 must be at least 1; direction: none switches it off",
+        ),
+        (
+            f"{PAST}, virtual_workers: 2, until: {{stage: 0}}",
+            "extrapolation.until.stage: 0 must be at least 1; direction: none switches it off",
+        ),
+        (
+            f"{PAST}, virtual_workers: 2, until: {{stage: 1}}",
+            "extrapolation.until.stage: 1 is beyond the last stage, 0; leave it out",
+        ),
+    ],
+)
+def test_extrapolation_that_breaks_a_rule(refused: Refused, section: str, line: str) -> None:
+    config = f"{GOOD}extrapolation: {{{section}}}\n"
+    assert line in refused(config=config)
+    assert line in refused(config=config, entry=plan.main)
+
+
+def test_virtual_workers_that_ranks_cannot_share(refused: Refused) -> None:
+    config = f"{GOOD}extrapolation: {{{PAST}, virtual_workers: 6}}\n"
+    line = "extrapolation.virtual_workers: 6 is not a multiple of the {} ranks; {}"
+    assert refused("--np", "4", config=config, entry=plan.main) == line.format(4, "4 or 8")
+    assert refused("--np", "8", config=config, entry=plan.main) == line.format(8, "8")
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

@@ -18,6 +18,7 @@ LEVELS = [
         "progress",
         "batching",
         "autotune",
+        "reach",
         "schedule",
         "stage_tables",
         "costs",
@@ -29,7 +30,7 @@ LEVELS = [
     },
     {"comm", "comm.cores", "comm.local", "comm.horovod"},
     {"data", "model"},
-    {"loss", "gradients", "batch_norm", "optim", "step", "evaluation", "replicas"},
+    {"loss", "gradients", "extrapolation", "batch_norm", "optim", "step", "evaluation", "replicas"},
     {"devices", "environment", "console", "metrics", "recorder", "checkpoint", "planning", "loop", "assembly"},
     {"train", "plan", "report", "follow", "data.__main__"},
 ]

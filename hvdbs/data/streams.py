@@ -41,3 +41,9 @@ def generator_seed(seed: int, step: int, micro_batch_index: int) -> int:
     """The 63-bit seed of the model's generator (dropout, stochastic depth) for one micro-batch."""
     digest = hashlib.blake2b(struct.pack("<QQQ", seed, step, micro_batch_index), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def noise_seed(seed: int, step: int, micro_batch_index: int) -> int:
+    """The 63-bit seed of the noise that displaces the parameters for one micro-batch (``hvdbs.extrapolation``)."""
+    words = struct.pack("<QQQ", seed, step, micro_batch_index)
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8, person=b"noise").digest(), "little") >> 1

@@ -1,0 +1,211 @@
+"""Gradients taken at a displaced place, y = x - length * direction, and applied to x.
+
+Lin, Kong, Stich and Jaggi, "Extrapolation for Large-batch Training in Deep Learning", ICML 2020, arXiv 2006.05720:
+direction ``local_past`` is their EXTRAP-SGD, the others belong to the framework they put it in. The scalings of the
+noise are those of SmoothOut (Wen et al., arXiv 1805.07898). What a direction is and where it ends is said by
+``hvdbs.reach``.
+
+x is restored bit for bit from a copy before the update: x - a + a is not x. What is kept from one window to the next is
+a mean gradient: after the loss scale is taken out, before clipping, weight decay and the precision of the wire. It is
+no part of the optimizer. A window without a finite gradient leaves none, so the next update is the plain one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from hvdbs import reach
+from hvdbs.batching import MicroBatch, Window
+from hvdbs.data.streams import noise_seed
+from hvdbs.gradients import GradientReducer, Gradients
+from hvdbs.reach import ExtrapolationConfig, Part
+from hvdbs.schedule import Decision
+
+Tensors = dict[str, torch.Tensor]
+WHOLE = -1  # in place of a virtual worker: what belongs to all of them
+
+
+class Extrapolation:
+    """Moves this rank's parameters within a window. A class because it keeps gradients from one window to the next.
+
+    Order of a window: ``begin``; for each part ``look`` where ``looks``, ``move``, the backward passes with the last
+    part's ``keeper`` handed to ``GradientReducer.arm``, ``leave``; ``restore``; ``finish``.
+    """
+
+    def __init__(
+        self,
+        config: ExtrapolationConfig,
+        model: nn.Module,
+        reducer: GradientReducer,
+        rank: int,
+        world_size: int,
+        seed: int,
+    ) -> None:
+        """Raises HvdbsError if the virtual workers cannot be shared by ``world_size`` ranks."""
+        self.config = config
+        self.looks = config.enabled and config.direction == "same_sample"
+        self.workers = reach.virtual_workers(config, world_size)
+        self._reducer = reducer
+        self._seed = seed
+        self._names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._parameters = reducer.parameters
+        self._own = range(rank * self.workers // world_size, (rank + 1) * self.workers // world_size)
+        # Mean gradients by virtual worker, or one under WHOLE; those that have been taken stand in _known.
+        self._kept: dict[int, Gradients] = {}
+        self._known: set[int] = set()
+        self._x: list[torch.Tensor] = []
+        self._away = False
+        self._length = self._factor = 0.0
+        self._last: Part | None = None
+
+    @property
+    def per_rank(self) -> bool:
+        """Whether ranks hold what others do not, so that each writes a file of its own into checkpoints."""
+        return bool(self._x) and self.config.direction == "local_past"
+
+    @property
+    def held_bytes(self) -> int:
+        """What the copy of x and the kept gradients take."""
+        flats = [flat for kept in self._kept.values() for flat in kept.flats]
+        return sum(tensor.nbytes for tensor in (*self._x, *flats))
+
+    def begin(
+        self, window: Window, mine: Sequence[MicroBatch], decision: Decision, scale: Callable[[], float]
+    ) -> list[Part]:
+        """This rank's parts of ``window``; at most one where nothing is taken apart. ``scale``: of the loss."""
+        self._length = reach.length(self.config, decision.stage, window.begin, decision.lr)
+        if not reach.active(self.config, decision.stage, window.begin):
+            if self._x:
+                self._release()
+            return [Part(0, mine)] if mine else []
+        if not self._x:
+            self._make_room()
+        self._factor = window.global_batch / scale()
+        if self._length:
+            torch._foreach_copy_(self._x, self._values())
+        result = list(reach.parts(mine, window.micro_batches, self.workers, self.config.unit))
+        self._last = result[-1] if result else None
+        return result
+
+    def look(self, part: Part) -> None:
+        """The gradients of ``part`` at x are in the buckets: they become its direction."""
+        self._reducer.copy_to(self._kept[WHOLE], self._factor / part.size)
+        self._known = {WHOLE}
+        self._reducer.begin_part()
+
+    def move(self, part: Part, step: int) -> None:
+        """From wherever the parameters are to the place of ``part``; to x, bit for bit, if it has no direction yet."""
+        if not self._length:
+            return
+        if self.config.noise:
+            self.restore()
+            self._away = True
+            self._add_noise(noise_seed(self._seed, step, part.micro_batches[0].index))
+            return
+        which = part.worker if self.config.direction == "local_past" else WHOLE
+        self.restore()
+        if which in self._known:
+            self._away = True
+            torch._foreach_add_(self._values(), list(self._kept[which].views), alpha=-self._length)
+
+    def keeper(self, part: Part) -> tuple[Gradients | None, float]:
+        """Where the gradients of the rank's last part of a window are copied to, and the factor that makes them means.
+
+        In the hook that sends a bucket, so that reductions still overlap backward.
+        """
+        if not self._x or self.config.direction != "local_past":
+            return None, 1.0
+        self._known.add(part.worker)
+        return self._kept[part.worker], self._factor / part.size
+
+    def leave(self, part: Part) -> None:
+        """The last backward pass of ``part`` is done."""
+        if part is self._last or not self._x:
+            return
+        if self.config.direction == "local_past":
+            target, factor = self.keeper(part)
+            assert target is not None
+            self._reducer.copy_to(target, factor)
+        if self.config.direction in ("local_past", "same_sample"):
+            self._reducer.end_part()
+
+    def restore(self) -> None:
+        """The parameters are x, whatever has happened."""
+        if self._away:
+            torch._foreach_copy_(self._values(), self._x)
+            self._away = False
+
+    def finish(self, finite: bool) -> None:
+        """The buckets hold the window's mean gradient, which is about to be clipped and applied if it is ``finite``."""
+        if not finite:
+            self._known = set()
+        elif self._x and self.config.direction == "global_past":
+            self._reducer.copy_to(self._kept[WHOLE], 1.0)
+            self._known = {WHOLE}
+
+    def replicated_state(self) -> Tensors:
+        """What every rank holds alike, by parameter name, for model.pt; empty where there is nothing."""
+        return self._named(WHOLE) if self.config.direction == "global_past" and WHOLE in self._known else {}
+
+    def own_state(self) -> dict[int, Tensors]:
+        """By virtual worker what this rank alone holds."""
+        return {worker: self._named(worker) for worker in self._own if worker in self._known} if self.per_rank else {}
+
+    def wanted(self, saved_by: int) -> dict[int, list[int]]:
+        """The virtual workers of this rank by the rank that has saved them, of ``saved_by`` ranks."""
+        found: dict[int, list[int]] = {}
+        for worker in self._own:
+            found.setdefault(worker * saved_by // self.workers, []).append(worker)
+        return found
+
+    def load(self, state: dict[int, Tensors]) -> None:
+        """Take back what ``own_state`` gave, of these virtual workers; ``replicated_state`` under WHOLE."""
+        if not self._x:
+            self._make_room()
+        for worker, tensors in state.items():
+            for parameter, view in zip(self._parameters, self._kept[worker].views, strict=True):
+                view.copy_(tensors[self._names[id(parameter)]])
+            self._known.add(worker)
+
+    def _make_room(self) -> None:
+        self._x = [torch.empty_like(parameter) for parameter in self._values()]
+        if not self.config.noise:
+            held = self._own if self.config.direction == "local_past" else (WHOLE,)
+            self._kept = {worker: self._reducer.blank() for worker in held}
+
+    def _named(self, which: int) -> Tensors:
+        names = (self._names[id(parameter)] for parameter in self._parameters)
+        return dict(zip(names, self._kept[which].views, strict=True))
+
+    def _values(self) -> list[torch.Tensor]:
+        return [parameter.detach() for parameter in self._parameters]
+
+    def _release(self) -> None:
+        self._x, self._kept, self._known = [], {}, set()
+        self._reducer.release()
+
+    def _add_noise(self, seed: int) -> None:
+        generator = torch.Generator(self._x[0].device).manual_seed(seed)
+        for value in self._values():
+            if value.ndim > 1:
+                value.add_(noise(self.config.direction, value, generator), alpha=-self._length)
+
+
+def noise(direction: str, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """One parameter's direction, at scale 1; ``x`` has two dimensions or more, filters along the first.
+
+    noise_uniform U(-1, 1), noise_gaussian N(0, 1), noise_weight |x| U(-1, 1); noise_filter n_f |x_f| / |n_f| with
+    n ~ N(0, 1), so that each filter moves by the scale times its own 2-norm.
+    """
+    if direction in ("noise_uniform", "noise_weight"):
+        drawn = torch.empty_like(x).uniform_(-1.0, 1.0, generator=generator)
+        return drawn.mul_(x.abs()) if direction == "noise_weight" else drawn
+    drawn = torch.empty_like(x).normal_(generator=generator)
+    if direction == "noise_gaussian":
+        return drawn
+    along = tuple(range(1, x.ndim))
+    size = torch.linalg.vector_norm(drawn, dim=along, keepdim=True)
+    return drawn.mul_(torch.linalg.vector_norm(x, dim=along, keepdim=True) / size)
