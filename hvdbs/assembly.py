@@ -21,8 +21,10 @@ from hvdbs.comm.cores import chosen, own_cores
 from hvdbs.config import Config, to_yaml, training_fields
 from hvdbs.data.sources import open_source
 from hvdbs.devices import choose_device
+from hvdbs.engine import Engine, EngineState, load_state, tunes
 from hvdbs.environment import environment
 from hvdbs.errors import HvdbsError, refusal
+from hvdbs.invariance import scale_invariant
 from hvdbs.loop import Run
 from hvdbs.metrics import RunDirectory
 from hvdbs.model import build_model
@@ -33,6 +35,7 @@ from hvdbs.schedule import decide
 from hvdbs.stage_tables import resolve
 from hvdbs.step import Replica, Requests
 
+_TRIAL_PIXELS, _TRIAL_SAMPLES = 64, 4
 STOP_FILE = "stop"  # in the run directory; whoever makes it stops the run at the next window boundary
 
 
@@ -117,6 +120,10 @@ def assemble(
         replica.scaler.load_state_dict(state.scaler)
         replica.anchor = state.anchor
         progress, best, totals = state.progress, state.best_top1, Totals.of(state.totals)
+    engine = None
+    if tunes(config):
+        known = EngineState(invariant_layers(model, config, comm)) if state is None else load_state(state.engine)
+        engine = Engine(config, schedule, n, known)
     about = {"host": socket.gethostname(), "device": device_name(device)}
     everyone = [json.loads(text) for text in comm.gather_bytes(json.dumps(about).encode())]
     unsaid = comm.broadcast_bytes(b"1" if comm.rank == 0 and _cut_off(out, found) else b"0") == b"1"
@@ -145,7 +152,8 @@ def assemble(
     def stop_asked() -> bool:
         return comm.rank == 0 and (out / STOP_FILE).exists()
 
-    run = Run(config, comm, source, schedule, replica, account or Silent(), saver, requests, period, stop_asked)
+    recorder = account or Silent()
+    run = Run(config, comm, source, schedule, replica, recorder, saver, requests, period, engine, stop_asked)
     return Assembled(run, progress, best, plan, out, files, display, account, complete)
 
 
@@ -170,6 +178,18 @@ def settle(config: Config, cores: float, device: torch.device) -> None:
     torch.use_deterministic_algorithms(config.deterministic)
     # With them torch also fills each new tensor before it is written, a fill for every output of every layer.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
+
+
+def invariant_layers(model: nn.Module, config: Config, comm: Communicator) -> list[str]:
+    """Collective. The scale-invariant weights of ``model``, as rank 0 finds them on noise of a few small images."""
+    names: list[str] = []
+    if comm.rank == 0:
+        size = min(config.data.image_size, _TRIAL_PIXELS)
+        generator = torch.Generator().manual_seed(config.seed)
+        inputs = torch.randn(_TRIAL_SAMPLES, 3, size, size, generator=generator)
+        names = scale_invariant(model, inputs.to(next(model.parameters()).device))
+    found: list[str] = json.loads(comm.broadcast_bytes(json.dumps(names).encode()))
+    return found
 
 
 def initial_model(config: Config, classes: int, device: torch.device) -> nn.Module:

@@ -34,9 +34,9 @@ class State:
     """What a checkpoint holds.
 
     ``model``, ``optimizer`` and ``scaler`` are state_dicts; ``anchor`` is where the stage began, one tensor for each
-    trained parameter, empty without a proximal term; ``training`` the config's training fields by name, to
-    compare with; ``totals`` what rank 0 has counted and timed so far; ``best_top1`` the best score of an evaluation,
-    or None.
+    trained parameter, empty without a proximal term; ``training`` the config's training fields by name, to compare
+    with; ``totals`` what rank 0 has counted and timed so far; ``engine`` what the auto-tuning engine knows, empty
+    without one; ``best_top1`` the best score of an evaluation, or None.
     """
 
     progress: Progress
@@ -48,6 +48,7 @@ class State:
     world_size: int
     best_top1: float | None
     totals: dict[str, Any]
+    engine: dict[str, Any]
 
 
 class Saver:
@@ -72,6 +73,7 @@ class Saver:
         best_top1: float | None,
         totals: dict[str, Any],
         better: bool,
+        engine: dict[str, Any],
     ) -> None:
         """Collective. Write ``step-N`` from rank 0, move ``latest`` (if ``better`` also ``best``), drop what is old.
 
@@ -90,6 +92,7 @@ class Saver:
                 self._comm.world_size,
                 best_top1,
                 totals,
+                engine,
             )
             try:
                 self._write(target, state, better)

@@ -30,7 +30,7 @@ class Bucket:
 
     ``views``: the place of each parameter's gradient in ``flat``. ``wire``: what is reduced in its place, a copy of
     lower precision; None if it is reduced itself. ``total``: earlier parts of the window, if any is to be added;
-    ``keep``: where a copy of the last part goes when it is whole, or None.
+    ``keep``: where a copy of the last part goes when it is whole, or None; ``norms`` of the views, once measured.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Bucket:
     handle: Handle | None = None
     total: torch.Tensor | None = None
     keep: torch.Tensor | None = None
+    norms: torch.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class GradientReducer:
         self._carry = carry
         self._carry_handle: Handle | None = None
         self._armed = False
-        self._norms: list[torch.Tensor] | None = None
+        self._measuring = False
         self._totals: list[torch.Tensor] = []
         self._factor = 1.0
         self.collectives = len(self.buckets) + 1
@@ -170,10 +171,10 @@ class GradientReducer:
     def arm(self, *, measure: bool = False, keep: Gradients | None = None, factor: float = 1.0) -> None:
         """The next backward pass is this rank's last of the window: reduce each bucket as it fills. Sends the carry.
 
-        ``measure``: keep the norm of what this rank sends, for ``own_norm``. ``keep``: where the gradients of the last
-        part go, times ``factor``, each bucket before it is sent.
+        ``measure``: keep the norms of what this rank sends, for ``own_norms``. ``keep``: where the gradients of the
+        last part go, times ``factor``, each bucket before it is sent.
         """
-        self._norms = [] if measure else None
+        self._measuring = measure
         self._factor = factor
         for index, bucket in enumerate(self.buckets):
             bucket.missing = len(bucket.parameters)
@@ -197,8 +198,7 @@ class GradientReducer:
                 bucket.flat.copy_(bucket.wire)
         self._carry_handle.wait()
         self._carry_handle = None
-        self._armed = False
-        self._norms = None
+        self._armed = self._measuring = False
 
     def _arrived(self, bucket: Bucket, view: torch.Tensor, parameter: torch.Tensor) -> None:
         if parameter.grad is not view:
@@ -213,8 +213,8 @@ class GradientReducer:
             raise RuntimeError(f"{bucket.name}: a gradient arrived after its bucket was sent")
 
     def _send(self, bucket: Bucket) -> None:
-        if self._norms is not None:
-            self._norms.append(bucket.flat.norm())
+        if self._measuring:
+            bucket.norms = torch.stack(torch._foreach_norm(list(bucket.views)))
         if bucket.keep is not None:
             torch.mul(bucket.flat, self._factor, out=bucket.keep)
         if bucket.total is not None:
@@ -224,14 +224,16 @@ class GradientReducer:
             sent = bucket.wire.copy_(bucket.flat)
         bucket.handle = self._comm.start_sum(sent, bucket.name)
 
-    def own_norm(self) -> torch.Tensor:
-        """2-norm of this rank's gradients so far, before ``finish``; 0-dimensional, float64.
+    def own_norms(self) -> torch.Tensor:
+        """2-norm of each of this rank's gradients so far, before ``finish``, in the order of ``parameters``.
 
         After the last backward pass, in a measured window alone: buckets on their way count as they were sent.
         """
         self._fill()
-        waiting = [bucket.flat for bucket in self.buckets if bucket.handle is None]
-        return _together([*(self._norms or ()), *(torch._foreach_norm(waiting) if waiting else ())])
+        for bucket in self.buckets:
+            if bucket.handle is None:
+                bucket.norms = torch.stack(torch._foreach_norm(list(bucket.views)))
+        return torch.cat([bucket.norms for bucket in self.buckets if bucket.norms is not None])
 
 
 def gradient_norm(buckets: Sequence[Bucket]) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from hvdbs import noise
 from hvdbs.batching import Window
@@ -12,6 +12,7 @@ from hvdbs.checkpoint import Saver
 from hvdbs.comm import AgreedError, Communicator
 from hvdbs.config import Config
 from hvdbs.data import Source
+from hvdbs.engine import Engine
 from hvdbs.evaluation import Scores, evaluate
 from hvdbs.progress import Progress, crossed
 from hvdbs.recorder import Recorder
@@ -24,8 +25,9 @@ from hvdbs.step import Applied, Replica, Requests
 class Run:
     """All that a run is made of.
 
-    ``evaluation_period`` in samples, 0 for the end alone. ``stop_asked``: whether this rank is asked to stop by other
-    means than ``requests``; called before each window.
+    ``evaluation_period`` in samples, 0 for the end alone. ``engine``: tunes the stages of ``schedule`` as they are
+    entered. ``stop_asked``: whether this rank is asked to stop by other means than ``requests``; called before each
+    window.
     """
 
     config: Config
@@ -37,6 +39,7 @@ class Run:
     saver: Saver
     requests: Requests
     evaluation_period: int
+    engine: Engine | None = None
     stop_asked: Callable[[], bool] = lambda: False
 
 
@@ -58,8 +61,9 @@ def train(run: Run, progress: Progress, best_top1: float | None) -> Outcome:
     evaluation_micro_batch = config.evaluation.micro_batch or config.micro_batch
     batches = run.source.train(requests_of(run.schedule, progress, config.micro_batch, comm.rank, comm.world_size))
     noise_period = noise.period(run.source.train_samples)
+    schedule, engine = run.schedule, run.engine
     stage, scores = None, None
-    decision = decide(run.schedule, progress)
+    decision = decide(schedule, progress)
     if decision is None:  # it was ended after its last checkpoint, before its summary: the scores are wanted again
         scores = evaluate(replica.model, replica.preprocess, run.source, comm, evaluation_micro_batch)
     while decision is not None:
@@ -67,18 +71,28 @@ def train(run: Run, progress: Progress, best_top1: float | None) -> Outcome:
             stage = decision.stage
             if progress.stage != stage:
                 replica.enter_stage()
+                if engine is not None:
+                    engine.enter(stage, comm)
+            if engine is not None:
+                schedule = engine.schedule
+                decision = decide(schedule, progress) or decision
             compare(comm, decision, state_digest(replica.model, replica.optimizer))
-            recorder.enter(stage, progress)
+            recorder.enter(schedule, stage, progress)
         run.requests.checkpoint = run.saver.minutes_are_up()
         if run.stop_asked():
             run.requests.stop = True
         window = Window(progress.samples_seen, decision.global_batch, config.micro_batch)
         measure = crossed(noise_period, progress.samples_seen, progress.samples_seen + decision.global_batch)
-        applied = replica.run(window, decision, progress.step, batches, run.requests, measure=measure)
+        wanted = measure and engine is not None and engine.wants(stage, progress.samples_seen)
+        applied = replica.run(
+            window, decision, progress.step, batches, run.requests, measure=measure, layer_norms=wanted
+        )
+        if engine is not None:
+            engine.observe(applied.layers)
         before, progress = progress, progress.after(decision.global_batch, stage, skipped=not applied.finite)
         if not applied.finite:
             _refuse_nonfinite(run, applied, before, progress, stage)
-        upcoming = decide(run.schedule, progress)
+        upcoming = decide(schedule, progress)
         ends = upcoming is None or upcoming.stage != stage
         recorder.applied(stage, decision.lr, before, progress, applied, replica, ends)
 
@@ -93,7 +107,8 @@ def train(run: Run, progress: Progress, best_top1: float | None) -> Outcome:
         due = crossed(config.checkpoint.every_samples, before.samples_seen, progress.samples_seen)
         best = better and config.checkpoint.keep_best
         if due or best or applied.checkpoint or applied.stop or upcoming is None:
-            run.saver.save(replica, progress, best_top1, recorder.totals(), best)
+            known = {} if engine is None else asdict(engine.state)
+            run.saver.save(replica, progress, best_top1, recorder.totals(), best, known)
         if applied.stop and upcoming is not None:
             return Outcome(progress, scores, finished=False)
         decision = upcoming

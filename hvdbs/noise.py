@@ -30,6 +30,26 @@ class Pair:
 
 
 @dataclass(frozen=True)
+class LayerNorms:
+    """By name of the weight, in one window: the ``squares`` of the weight itself, of its mean gradient over a
+    ``single`` micro-batch of ``small`` samples, and over the ``whole`` of ``big``; without ``single`` if the window has
+    but one.
+    """
+
+    squares: dict[str, float]
+    single: dict[str, float]
+    small: int
+    whole: dict[str, float]
+    big: int
+
+
+def moments(small_squares: float, small: int, big_squares: float, big: int) -> tuple[float, float]:
+    """Unbiased |G|^2 and tr S from squared norms of mean gradients over ``small`` and ``big`` samples, small < big."""
+    signal = (big * big_squares - small * small_squares) / (big - small)
+    return signal, (small_squares - big_squares) / (1 / small - 1 / big)
+
+
+@dataclass(frozen=True)
 class NoiseScale:
     """Exponential averages of |G|^2 (``signal``) and of tr S (``noise``) over ``windows`` measured windows."""
 
@@ -39,8 +59,7 @@ class NoiseScale:
 
     def after(self, pair: Pair) -> NoiseScale:
         """The averages with one more window. Their common bias at the start cancels in the quotient."""
-        signal = (pair.big * pair.big_squares - pair.small * pair.small_squares) / (pair.big - pair.small)
-        noise = (pair.small_squares - pair.big_squares) / (1 / pair.small - 1 / pair.big)
+        signal, noise = moments(pair.small_squares, pair.small, pair.big_squares, pair.big)
         return NoiseScale(
             _KEEP * self.signal + (1 - _KEEP) * signal, _KEEP * self.noise + (1 - _KEEP) * noise, self.windows + 1
         )

@@ -83,8 +83,8 @@ class Totals:
 class Recorder(Protocol):
     """What the loop reports to."""
 
-    def enter(self, stage: int, progress: Progress) -> None:
-        """``stage`` begins at ``progress``, or goes on after a resume."""
+    def enter(self, schedule: Schedule, stage: int, progress: Progress) -> None:
+        """``stage`` of ``schedule``, as it stands now, begins at ``progress``, or goes on after a resume."""
         ...
 
     def applied(
@@ -110,7 +110,7 @@ class Recorder(Protocol):
 class Silent:
     """The recorder of every rank but 0."""
 
-    def enter(self, stage: int, progress: Progress) -> None:
+    def enter(self, schedule: Schedule, stage: int, progress: Progress) -> None:
         return None
 
     def applied(
@@ -153,7 +153,8 @@ class Account:
         self._files = files
         self._display = display
 
-    def enter(self, stage: int, progress: Progress) -> None:
+    def enter(self, schedule: Schedule, stage: int, progress: Progress) -> None:
+        self._schedule = schedule
         counted = self.counted
         if counted.stage == stage:
             return
@@ -167,13 +168,14 @@ class Account:
             value = getattr(new, name)
             before = None if old is None else getattr(old, name)
             if value != before:
-                inputs = json.dumps(dataclasses.asdict(progress))
+                engine = name != "global_batch" and bool(new.inputs)
+                inputs = new.inputs if engine else json.dumps(dataclasses.asdict(progress))
                 self._files.decision(
                     DecisionRow(
                         progress.step + 1,
                         progress.samples_seen,
                         stage,
-                        "schedule",
+                        "engine" if engine else "schedule",
                         name,
                         before,
                         value,

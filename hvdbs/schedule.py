@@ -139,7 +139,7 @@ class ScheduleConfig:
 class Stage:
     """Samples [``begin``, ``end``) of the run, with one global_batch and one rule for lr and weight decay.
 
-    ``reason``: why they are what they are, in words.
+    ``reason``: why they are what they are, in words; ``inputs``: what an engine went by, as JSON.
     """
 
     index: int
@@ -149,6 +149,7 @@ class Stage:
     lr: float
     weight_decay: float
     reason: str = ""
+    inputs: str = ""
 
 
 @dataclass(frozen=True)
@@ -163,9 +164,9 @@ class Schedule:
     def end(self) -> int:
         return self.stages[-1].end
 
-    def retuned(self, index: int, lr: float, weight_decay: float, reason: str) -> Schedule:
+    def retuned(self, index: int, lr: float, weight_decay: float, reason: str, inputs: str) -> Schedule:
         """With other lr and weight decay in stage ``index``. Batches and boundaries stay, as data is read ahead."""
-        new = replace(self.stages[index], lr=lr, weight_decay=weight_decay, reason=reason)
+        new = replace(self.stages[index], lr=lr, weight_decay=weight_decay, reason=reason, inputs=inputs)
         return replace(self, stages=(*self.stages[:index], new, *self.stages[index + 1 :]))
 
 

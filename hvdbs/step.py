@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -20,7 +20,7 @@ from hvdbs.data.streams import generator_seed
 from hvdbs.extrapolation import Extrapolation
 from hvdbs.gradients import GradientReducer, clip, gradient_norm
 from hvdbs.loss import summed_cross_entropy
-from hvdbs.noise import Pair
+from hvdbs.noise import LayerNorms, Pair
 from hvdbs.optim import apply, build_optimizer, draw_near, reset, resets_at_stage, trained
 from hvdbs.reach import Part
 from hvdbs.schedule import Decision
@@ -42,13 +42,14 @@ class Applied:
 
     ``loss``: mean over its samples, where their gradients were taken. ``gradient_norm``: 2-norm of the mean gradient
     before clipping. Unless both are ``finite`` nothing was changed. ``noise``: on rank 0, in a measured window of more
-    than one micro-batch.
+    than one micro-batch; ``layers``: there too, where it was asked for.
     """
 
     loss: float
     gradient_norm: float
     finite: bool
     noise: Pair | None
+    layers: LayerNorms | None
     stop: bool
     checkpoint: bool
     data_seconds: float
@@ -114,6 +115,8 @@ class Replica:
         self.carry = torch.zeros(CARRY_SLOTS + self.running.size, dtype=torch.float64, device=first.device)
         wire = torch.float16 if config.communication.wire == "fp16" else None
         self.reducer = GradientReducer(trained(model), comm, self.carry, config.communication.bucket_bytes, wire)
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self._names = [names[id(parameter)] for parameter in self.reducer.parameters]
         self.extrapolation = Extrapolation(
             config.extrapolation, model, self.reducer, comm.rank, comm.world_size, config.seed
         )
@@ -144,10 +147,12 @@ class Replica:
         requests: Requests,
         *,
         measure: bool = False,
+        layer_norms: bool = False,
     ) -> Applied:
         """Collective. Run this rank's part of ``window`` with samples from ``batches`` and make the update ``step``.
 
-        ``measure``: compare the gradient of the window's first micro-batch with that of the whole.
+        ``measure``: compare the gradient of the window's first micro-batch with that of the whole; ``layer_norms``:
+        then also of each parameter.
         """
         started = perf_counter()
         mine = list(window.dealt_to(self.comm.rank, self.comm.world_size))
@@ -162,6 +167,9 @@ class Replica:
         loss, stop, checkpoint, length = [*self.carry[:CARRY_SLOTS].tolist(), norm.item()]
         finite = math.isfinite(loss) and math.isfinite(length)
         self.extrapolation.finish(finite)
+        layers = None
+        if finite and first is not None and layer_norms:
+            layers = self._layer_norms(window, mine, first, scale)
         if finite:
             self._update(window, decision, len(mine), norm)
         else:
@@ -172,6 +180,7 @@ class Replica:
             length,
             finite,
             self._pair(window, mine, first, scale, length) if finite else None,
+            layers,
             stop > 0,
             checkpoint > 0,
             supply.seconds,
@@ -198,8 +207,22 @@ class Replica:
         if first is None or window.micro_batches == 1:
             return None
         whole = window.global_batch
-        single = first.item() / scale * whole / mine[0].size
+        single = first.double().norm().item() / scale * whole / mine[0].size
         return Pair(single**2, mine[0].size, length**2, whole)
+
+    def _layer_norms(self, window: Window, mine: list[MicroBatch], first: torch.Tensor, scale: float) -> LayerNorms:
+        """For the engine, before clipping and update; ``first``: each parameter's norm after micro-batch 0."""
+        small, whole = mine[0].size, window.global_batch
+        parameters, gradients = self.reducer.parameters, [v for b in self.reducer.buckets for v in b.views]
+        alone = (first.double() / scale * whole / small).square().tolist() if window.micro_batches > 1 else ()
+
+        def named(squares: Sequence[float]) -> dict[str, float]:
+            return dict(zip(self._names, squares, strict=bool(squares)))
+
+        def squared(tensors: Sequence[torch.Tensor]) -> dict[str, float]:
+            return named(torch.stack(torch._foreach_norm(list(tensors))).double().square().tolist())
+
+        return LayerNorms(squared(parameters), named(alone), small, squared(gradients), whole)
 
     def _accumulate(
         self,
@@ -213,7 +236,7 @@ class Replica:
     ) -> torch.Tensor | None:
         """This rank's gradients and share of the carry. The parameters are left as they were.
 
-        Returns, if asked to ``measure``, the norm in the buckets after micro-batch 0 on the rank that ran it.
+        Returns, if asked to ``measure``, each parameter's norm after micro-batch 0, on the rank that ran it.
         """
         self.reducer.begin()
         self.carry.zero_()
@@ -236,7 +259,7 @@ class Replica:
                         self.reducer.arm(measure=measure and micro.index == 0, keep=keep, factor=factor)
                     self.scaler.scale(loss).backward()
                     if measure and micro.index == 0:
-                        first = self.reducer.own_norm()
+                        first = self.reducer.own_norms()
                 away.leave(part)
         finally:
             away.restore()

@@ -28,13 +28,14 @@ from hvdbs.config import (
     OptimizerConfig,
 )
 from hvdbs.data import Batch, order
+from hvdbs.engine import Engine
 from hvdbs.evaluation import Scores
 from hvdbs.loop import Outcome, Run, train
 from hvdbs.progress import Progress
 from hvdbs.reach import ExtrapolationConfig
 from hvdbs.recorder import Recorder, Silent
 from hvdbs.replicas import state_digest
-from hvdbs.schedule import ScheduleConfig, StageConfig, WarmupConfig
+from hvdbs.schedule import Schedule, ScheduleConfig, StageConfig, WarmupConfig
 from hvdbs.stage_tables import resolve
 from hvdbs.step import Applied, Replica, Requests
 
@@ -202,7 +203,7 @@ class Watch:
         self.scores: list[Scores] = []
         self.after: Callable[[Progress], None] = lambda progress: None
 
-    def enter(self, stage: int, progress: Progress) -> None:
+    def enter(self, schedule: Schedule, stage: int, progress: Progress) -> None:
         return None
 
     def applied(
@@ -254,6 +255,7 @@ def assembled(
     requests: Requests | None = None,
     saver: Saver | None = None,
     evaluation_period: int = 0,
+    engine: Engine | None = None,
 ) -> Run:
     return Run(
         config,
@@ -265,6 +267,7 @@ def assembled(
         saver or Saver(folder, config, comm, None),
         requests or Requests(),
         evaluation_period,
+        engine,
     )
 
 

@@ -33,7 +33,7 @@ def saver(out: Path, config: Config = CONFIG) -> Saver:
 
 
 def save(replica: Replica, out: Path, step: int, better: bool = False) -> Path:
-    saver(out).save(replica, Progress(step, 8 * step), 0.5, {"run": {"steps": step}}, better)
+    saver(out).save(replica, Progress(step, 8 * step), 0.5, {"run": {"steps": step}}, better, {})
     return out / "checkpoints" / f"step-{step}"
 
 

@@ -30,8 +30,19 @@ LEVELS = [
     },
     {"comm", "comm.cores", "comm.local", "comm.horovod"},
     {"data", "model"},
-    {"loss", "gradients", "extrapolation", "batch_norm", "optim", "step", "evaluation", "replicas"},
-    {"devices", "environment", "console", "metrics", "recorder", "checkpoint", "planning", "loop", "assembly"},
+    {"loss", "gradients", "extrapolation", "batch_norm", "invariance", "optim", "step", "evaluation", "replicas"},
+    {
+        "devices",
+        "engine",
+        "environment",
+        "console",
+        "metrics",
+        "recorder",
+        "checkpoint",
+        "planning",
+        "loop",
+        "assembly",
+    },
     {"train", "plan", "report", "follow", "data.__main__"},
 ]
 HOME = {"horovod": {"comm.horovod"}, "nvidia": {"data.imagenet"}, "mpi4py": {"comm.horovod"}}

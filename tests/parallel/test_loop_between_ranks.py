@@ -53,7 +53,7 @@ def test_a_stop_that_one_rank_asks_for_stops_all_at_the_same_window(comm: Commun
     watch.after = ask
     stopped = rig.trained(comm, config, rig.built(rig.ConvNet), source, shared / "stopped", watch, requests=requests)
     assert not stopped.outcome.finished
-    assert stopped.outcome.progress == Progress(4, 200)
+    assert stopped.outcome.progress == Progress(4, 200, stage=0)
     assert stopped.outcome.scores is None
     folder = shared / "stopped" / "step-4"
     assert stopped.run.saver.latest == folder
