@@ -115,10 +115,9 @@ def assemble(
         comm.broadcast(tensor, f"initial.{name}")
     progress, best, totals = Progress(), None, Totals()
     if state is not None:
-        model.load_state_dict(state.model)
-        replica.optimizer.load_state_dict(state.optimizer)
-        replica.scaler.load_state_dict(state.scaler)
-        replica.anchor = state.anchor
+        assert found is not None
+        with agreed(comm):
+            checkpoint.take_back(replica, state, found, say)
         progress, best, totals = state.progress, state.best_top1, Totals.of(state.totals)
     engine = None
     if tunes(config):
@@ -221,10 +220,11 @@ def restore(
             found = checkpoint.find(out, resume, say)
             data = b"" if found is None else (found / "model.pt").read_bytes()
     data = comm.broadcast_bytes(data)
-    if not data:
+    found = Path(comm.broadcast_bytes(str(found).encode()).decode()) if data else None
+    if found is None:
         say(f"no checkpoint in {out} yet: starting from the beginning")
         return None, None
     with agreed(comm):
         state = checkpoint.load(data, device)
-        checkpoint.same_training(state, training_fields(config), found or out)
+        checkpoint.same_training(state, training_fields(config), found)
     return state, found

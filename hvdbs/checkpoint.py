@@ -1,8 +1,8 @@
 """Checkpoints: folders that are either whole or not there, read safely.
 
-``checkpoints/step-N/model.pt`` holds the replicated state, written by rank 0. A folder is whole once its
-``manifest.json`` stands, with the size and sha256 of each file; each file is written under a temporary name, synced and
-renamed. The ``latest`` pointer moves last.
+``checkpoints/step-N/model.pt`` holds the replicated state, written by rank 0; ``rank-R.pt``, where a method has such,
+what rank R alone holds. A folder is whole once its ``manifest.json`` stands, with the size and sha256 of each file;
+each file is written under a temporary name, synced and renamed. The ``latest`` pointer moves last.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from hvdbs.comm import Communicator, agree
 from hvdbs.config import Config, training_fields
 from hvdbs.errors import HvdbsError, refusal
+from hvdbs.extrapolation import WHOLE
 from hvdbs.files import atomic_writer, write_atomically
 from hvdbs.progress import Progress
 from hvdbs.step import Replica
@@ -34,9 +35,10 @@ class State:
     """What a checkpoint holds.
 
     ``model``, ``optimizer`` and ``scaler`` are state_dicts; ``anchor`` is where the stage began, one tensor for each
-    trained parameter, empty without a proximal term; ``training`` the config's training fields by name, to compare
-    with; ``totals`` what rank 0 has counted and timed so far; ``engine`` what the auto-tuning engine knows, empty
-    without one; ``best_top1`` the best score of an evaluation, or None.
+    trained parameter, empty without a proximal term; ``extrapolation`` the gradient by parameter name that all ranks
+    keep for the next window, if any; ``training`` the config's training fields by name, to compare with; ``totals``
+    what rank 0 has counted and timed so far; ``engine`` what the auto-tuning engine knows, empty without one;
+    ``best_top1`` the best score of an evaluation, or None.
     """
 
     progress: Progress
@@ -44,6 +46,7 @@ class State:
     optimizer: dict[str, Any]
     scaler: dict[str, Any]
     anchor: list[torch.Tensor]
+    extrapolation: dict[str, torch.Tensor]
     training: dict[str, Any]
     world_size: int
     best_top1: float | None
@@ -75,11 +78,12 @@ class Saver:
         better: bool,
         engine: dict[str, Any],
     ) -> None:
-        """Collective. Write ``step-N`` from rank 0, move ``latest`` (if ``better`` also ``best``), drop what is old.
+        """Collective. Write ``step-N``, move ``latest`` (if ``better`` also ``best``), drop what is old.
 
-        Raises AgreedError on every rank if rank 0 cannot write; the checkpoints before it are still whole then.
+        Raises AgreedError on every rank if one cannot write; the checkpoints before it are still whole then.
         """
         target = self._folder / f"step-{progress.step}"
+        own = self._save_own(target, replica) if replica.extrapolation.per_rank else {}
         error = None
         if self._comm.rank == 0:
             state = State(
@@ -88,35 +92,71 @@ class Saver:
                 replica.optimizer.state_dict(),
                 replica.scaler.state_dict(),
                 replica.anchor,
+                replica.extrapolation.replicated_state(),
                 training_fields(self._config),
                 self._comm.world_size,
                 best_top1,
                 totals,
                 engine,
             )
-            try:
-                self._write(target, state, better)
-            except (OSError, RuntimeError) as problem:
-                cause = problem.__context__ or problem  # torch.save hides a full disk behind an error of its own
-                error = f"checkpoint {target}: cannot be written ({cause}); last whole one: {self.latest or 'none'}"
+            error = self._attempt(target, lambda: self._write(target, state, own, better))
         agree(self._comm, error)
         self.latest = target
         self._saved_at = monotonic()
 
-    def _write(self, target: Path, state: State, better: bool) -> None:
-        # A folder of that name without a manifest is what a killed job left; with one, it is this state written before.
-        (target / "manifest.json").unlink(missing_ok=True)
-        target.mkdir(parents=True, exist_ok=True)
+    def _attempt(self, target: Path, write: Callable[[], None]) -> str | None:
+        """Why ``write`` did not succeed, or None."""
+        try:
+            write()
+        except (OSError, RuntimeError) as problem:
+            cause = problem.__context__ or problem  # torch.save hides a full disk behind an error of its own
+            return f"checkpoint {target}: cannot be written ({cause}); last whole one: {self.latest or 'none'}"
+        return None
+
+    def _save_own(self, target: Path, replica: Replica) -> dict[str, Any]:
+        """Collective. Every rank writes what it alone holds; returns the fingerprints by file name."""
+        # No manifest may vouch for files that are about to change.
+        rank = self._comm.rank
+        agree(self._comm, None if rank else self._attempt(target, lambda: _begin(target)))
+        name = _rank_file(rank)
+
+        def write() -> None:
+            target.mkdir(parents=True, exist_ok=True)
+            with atomic_writer(target / name) as file:
+                torch.save({"format": FORMAT, "extrapolation": replica.extrapolation.own_state()}, file)
+
+        agree(self._comm, self._attempt(target, write))
+        everyone = self._comm.gather_bytes(json.dumps({name: _fingerprint(target / name)}).encode())
+        return {name: mark for text in everyone for name, mark in json.loads(text).items()}
+
+    def _write(self, target: Path, state: State, own: dict[str, Any], better: bool) -> None:
+        if not own:
+            _begin(target)
+        for name, mark in own.items():
+            if not (target / name).is_file() or (target / name).stat().st_size != mark["bytes"]:
+                raise OSError(f"{name} is not where rank 0 looks: --out must be on a file system that all nodes share")
         content = {"format": FORMAT, **{name: getattr(state, name) for name in State.__dataclass_fields__}}
         content["progress"] = asdict(state.progress)
         with atomic_writer(target / "model.pt") as file:
             torch.save(content, file)
-        manifest = {"format": FORMAT, "files": {"model.pt": _fingerprint(target / "model.pt")}}
+        manifest = {"format": FORMAT, "files": {"model.pt": _fingerprint(target / "model.pt"), **own}}
         write_atomically(target / "manifest.json", json.dumps(manifest, indent=2).encode())
         write_atomically(self._folder / "latest", f"{target.name}\n".encode())
         if better and self._config.checkpoint.keep_best:
             write_atomically(self._folder / "best", f"{target.name}\n".encode())
         _drop_old(self._folder, self._config.checkpoint.keep_last)
+
+
+def _begin(target: Path) -> None:
+    """A folder of that name without a manifest is what a killed job left; with one, it is this state written before."""
+    (target / "manifest.json").unlink(missing_ok=True)
+    target.mkdir(parents=True, exist_ok=True)
+    for left in target.glob("rank-*.pt"):
+        left.unlink()
+
+
+def _rank_file(rank: int) -> str:
+    return f"rank-{rank}.pt"
 
 
 def _fingerprint(path: Path) -> dict[str, Any]:
@@ -149,11 +189,15 @@ def _newest_first(folder: Path) -> list[Path]:
 
 
 def fault(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint folder, or None if it is whole."""
+    """What is wrong with a checkpoint folder, or None if it is whole.
+
+    Files of single ranks are looked at, not read: whoever needs one reads it (``take_back``), and there may be many.
+    """
     try:
         manifest = json.loads((checkpoint / "manifest.json").read_text())
         for name, expected in {"model.pt": None, **manifest["files"]}.items():
-            if "/" in name or _fingerprint(checkpoint / name) != expected:
+            own = name != "model.pt" and (checkpoint / name).stat().st_size == expected["bytes"]
+            if "/" in name or not (own or _fingerprint(checkpoint / name) == expected):
                 return f"{name} is not what manifest.json says"
     except OSError as error:
         return f"{Path(str(error.filename)).name} is missing or unreadable"
@@ -223,6 +267,40 @@ def load(data: bytes, device: torch.device) -> State:
         # torch goes on to tell how a file that is not trusted could be loaded all the same.
         reason = str(error).split(". ")[0]
         raise HvdbsError(f"checkpoint: model.pt is not one of hvdbs ({type(error).__name__}: {reason})") from None
+
+
+def take_back(replica: Replica, state: State, folder: Path, say: Callable[[str], None]) -> None:
+    """Give ``replica`` the ``state`` of the checkpoint in ``folder``, and what this rank is to hold alone.
+
+    Each virtual worker's gradient is read by the rank that has it now from the file of the one that had it. Raises
+    HvdbsError for a file that is not what the manifest says.
+    """
+    replica.model.load_state_dict(state.model)
+    replica.optimizer.load_state_dict(state.optimizer)
+    replica.scaler.load_state_dict(state.scaler)
+    replica.anchor = state.anchor
+    away = replica.extrapolation
+    if state.extrapolation:
+        away.load({WHOLE: state.extrapolation})
+    files = json.loads((folder / "manifest.json").read_text())["files"]
+    if _rank_file(0) not in files:
+        return
+    if away.config.depends_on_ranks and state.world_size != replica.comm.world_size:
+        say(
+            f"extrapolation: the gradients kept by {state.world_size} ranks are dropped, because virtual_workers is "
+            f"world_size and there are {replica.comm.world_size} now; the next update is a plain one"
+        )
+        return
+    for rank, workers in away.wanted(state.world_size).items():
+        name = _rank_file(rank)
+        try:
+            data = (folder / name).read_bytes()
+        except OSError as error:
+            raise HvdbsError(f"checkpoint: {folder / name} cannot be read: {error.strerror}") from None
+        if hashlib.sha256(data).hexdigest() != files.get(name, {}).get("sha256"):
+            raise refusal("checkpoint", folder / name, "is not what manifest.json says", f"remove {folder.name}")
+        kept = torch.load(io.BytesIO(data), map_location=replica.carry.device, weights_only=True)["extrapolation"]
+        away.load({worker: kept[worker] for worker in workers if worker in kept})
 
 
 def same_training(state: State, training: dict[str, Any], checkpoint: Path) -> None:

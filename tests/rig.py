@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from hvdbs.batching import MicroBatch
-from hvdbs.checkpoint import Saver, State
+from hvdbs.checkpoint import Saver, State, take_back
 from hvdbs.comm import Communicator, Handle
 from hvdbs.config import (
     CheckpointConfig,
@@ -279,17 +279,21 @@ def trained(
     folder: Path,
     recorder: Recorder | None = None,
     state: State | None = None,
+    saved_in: Path | None = None,
     **parts: Any,
 ) -> Trip:
-    """Collective. Train ``model`` to the end of the schedule through hvdbs's own loop, from ``state`` if it is
-    given."""
+    """Collective. Train ``model`` to the end of the schedule through hvdbs's own loop, from ``state`` if it is given;
+    ``saved_in``: the folder that holds it, where ranks have files of their own."""
     run = assembled(comm, config, model, source, folder, recorder, **parts)
     progress, best = Progress(), None
-    if state is not None:
+    if state is not None and saved_in is not None:
+        take_back(run.replica, state, saved_in, lambda text: None)
+    elif state is not None:
         model.load_state_dict(state.model)
         run.replica.optimizer.load_state_dict(state.optimizer)
         run.replica.scaler.load_state_dict(state.scaler)
         run.replica.anchor = state.anchor
+    if state is not None:
         progress, best = state.progress, state.best_top1
     return Trip(train(run, progress, best), run)
 

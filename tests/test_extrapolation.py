@@ -117,7 +117,7 @@ def test_two_micro_batches_of_curvatures_1_and_3_descend_as_by_hand(
     close(weights, expected)
     if config.virtual_workers == 2:
         both = ThreadWorld(2).run(
-            lambda comm: path(tmp_path / str(comm.rank), TWO, config, updates=3, global_batch=2, comm=comm)
+            lambda comm: path(tmp_path / "both", TWO, config, updates=3, global_batch=2, comm=comm)
         )
         assert both[0] == both[1]
         close(both[0][0], expected)

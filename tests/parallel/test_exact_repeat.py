@@ -24,6 +24,7 @@ from hvdbs.comm import Communicator
 from hvdbs.comm.local import Solo
 from hvdbs.config import CheckpointConfig, Config, DataConfig, EvaluationConfig, LoggingConfig, ModelConfig
 from hvdbs.loop import train
+from hvdbs.reach import ExtrapolationConfig, UntilConfig
 from hvdbs.recorder import Account, Recorder, Totals
 from hvdbs.replicas import state_digest
 from hvdbs.schedule import ScheduleConfig, StageConfig
@@ -206,6 +207,7 @@ COMPLETE = Config(
     evaluation=EvaluationConfig(every_epochs=1.0),
     logging=LoggingConfig(every_steps=1, tensorboard=False),
 )
+EXTRAPOLATED = ExtrapolationConfig("local_past", ratio=0.7, virtual_workers=12, until=UntilConfig(samples=90))
 TABLES = ("steps.csv", "stages.csv", "evals.csv", "decisions.csv", "layers.csv")
 
 
@@ -225,14 +227,19 @@ def without_times(table: Path) -> list[list[str]]:
     return [[line[k] for k in keep] for line in lines]
 
 
-@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize(
+    ("channels_last", "extrapolation"),
+    [(False, ExtrapolationConfig()), (True, ExtrapolationConfig()), (False, EXTRAPOLATED)],
+    ids=["plain", "channels_last", "extrapolated"],
+)
 def test_a_run_directory_cut_at_a_checkpoint_goes_on_to_the_same_end(
-    comm: Communicator, shared: Path, channels_last: bool
+    comm: Communicator, shared: Path, channels_last: bool, extrapolation: ExtrapolationConfig
 ) -> None:
     """Law 4 through ``assemble``: 3 + 2 + 2 updates of ResNet-8 on 8 x 8 synthetic images. For a checkpoint in each
     stage, the run directory as a killed job leaves it (later checkpoints gone, later rows still in the CSV files) is
-    resumed: the state at the end bit for bit, and every table but for its times."""
-    config = dataclasses.replace(COMPLETE, model=dataclasses.replace(COMPLETE.model, channels_last=channels_last))
+    resumed: the state at the end bit for bit, and every table but for its times. Extrapolated: up to update 4."""
+    model = dataclasses.replace(COMPLETE.model, channels_last=channels_last)
+    config = dataclasses.replace(COMPLETE, model=model, extrapolation=extrapolation)
     whole = shared / "whole"
     digest, _ = made_and_trained(comm, config, whole, None)
     for step in (2,) if channels_last else (1, 3, 6):
