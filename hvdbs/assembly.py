@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from hvdbs import checkpoint, console, planning
+from hvdbs.branch import branch
 from hvdbs.checkpoint import Saver, State
 from hvdbs.comm import Communicator, agree
 from hvdbs.comm.cores import chosen, own_cores
@@ -24,6 +26,7 @@ from hvdbs.devices import choose_device
 from hvdbs.engine import Engine, EngineState, load_state, tunes
 from hvdbs.environment import environment
 from hvdbs.errors import HvdbsError, refusal
+from hvdbs.files import write_atomically
 from hvdbs.invariance import scale_invariant
 from hvdbs.loop import Run
 from hvdbs.metrics import RunDirectory
@@ -89,8 +92,12 @@ def assemble(
     resume: str | None,
     requests: Requests,
     say: Callable[[str], None],
+    branch_from: str | None = None,
 ) -> Assembled:
-    """Collective. Raises AgreedError for whatever is wrong; ``out`` is not touched then."""
+    """Collective. Raises AgreedError for whatever is wrong; ``out`` is not touched then.
+
+    ``resume``: ``auto`` or a path to go on from; ``branch_from``: a checkpoint of another run to start from.
+    """
     with agreed(comm):
         device = choose_device(config, comm)
     cores = own_cores(comm)
@@ -109,7 +116,7 @@ def assemble(
         )
         plan = planning.plan(config, schedule, n, planning.meta_model(config, classes), comm.world_size)
         model = initial_model(config, classes, device)
-    state, found = restore(config, comm, out, resume, device, say)
+    state, found, parent = restore(config, comm, out, resume, branch_from, device, say)
     replica = Replica(model, config, comm)
     for name, tensor in model.state_dict().items():
         comm.broadcast(tensor, f"initial.{name}")
@@ -139,6 +146,8 @@ def assemble(
                     files = RunDirectory.create(out, *about_run)
                 else:
                     files = RunDirectory.resume(out, progress, *about_run)
+                if parent:
+                    write_atomically(out / "parent.json", json.dumps(parent, indent=2).encode())
                 (out / STOP_FILE).unlink(missing_ok=True)  # of a run that was ended before it could heed it
             except OSError as error:
                 raise HvdbsError(
@@ -208,23 +217,32 @@ def restore(
     comm: Communicator,
     out: Path,
     resume: str | None,
+    branch_from: str | None,
     device: torch.device,
     say: Callable[[str], None],
-) -> tuple[State | None, Path | None]:
-    """Collective. The state to go on from and its folder: rank 0 finds, checks and reads it, the others are sent it."""
-    if resume is None:
-        return None, None
+) -> tuple[State | None, Path | None, dict[str, Any]]:
+    """Collective. The state to go on from, its folder, and of which run it is a branch, if it is one.
+
+    Rank 0 finds, checks and reads it, the others are sent it.
+    """
+    source = branch_from or resume
+    if source is None:
+        return None, None, {}
     found, data = None, b""
     with agreed(comm):
         if comm.rank == 0:
-            found = checkpoint.find(out, resume, say)
+            found = checkpoint.find(out, source, say, "--branch-from" if branch_from else "--resume")
             data = b"" if found is None else (found / "model.pt").read_bytes()
     data = comm.broadcast_bytes(data)
     found = Path(comm.broadcast_bytes(str(found).encode()).decode()) if data else None
     if found is None:
         say(f"no checkpoint in {out} yet: starting from the beginning")
-        return None, None
+        return None, None, {}
+    parent: dict[str, Any] = {}
     with agreed(comm):
         state = checkpoint.load(data, device)
-        checkpoint.same_training(state, training_fields(config), found)
-    return state, found
+        if branch_from:
+            state, parent = branch(state, config, found)
+        else:
+            checkpoint.same_training(state, training_fields(config), found)
+    return state, found, parent

@@ -206,7 +206,7 @@ def fault(checkpoint: Path) -> str | None:
     return None
 
 
-def find(out: Path, resume: str, say: Callable[[str], None]) -> Path | None:
+def find(out: Path, resume: str, say: Callable[[str], None], option: str = "--resume") -> Path | None:
     """The checkpoint folder that ``--resume`` means: ``auto``, the newest whole one of run ``out``, or a path.
 
     A path names a checkpoint, a run directory or its checkpoints. None if ``auto`` finds no checkpoint at all. Raises
@@ -217,14 +217,14 @@ def find(out: Path, resume: str, say: Callable[[str], None]) -> Path | None:
         return _newest_whole(out / "checkpoints", say)
     path = Path(resume)
     if not path.exists():
-        raise refusal("--resume", path, "does not exist", "--resume auto takes the newest whole checkpoint of --out")
+        raise refusal(option, path, "does not exist", "--resume auto takes the newest whole checkpoint of --out")
     for folder in (path / "checkpoints", path):
         if (whole := _newest_whole(folder, say)) is not None:
             path = whole
             break
     if (problem := fault(path)) is not None:
         raise refusal(
-            "--resume",
+            option,
             path,
             f"is no whole checkpoint ({problem})",
             "--resume auto takes the newest whole one",
@@ -232,7 +232,7 @@ def find(out: Path, resume: str, say: Callable[[str], None]) -> Path | None:
     newest = _newest_whole(out / "checkpoints", say)
     if newest is not None and path.parent.resolve() == newest.parent.resolve() and path.name != newest.name:
         raise refusal(
-            "--resume",
+            option,
             path,
             f"is older than {newest.name} of the same run",
             "name another --out, or use --resume auto",
@@ -280,6 +280,9 @@ def take_back(replica: Replica, state: State, folder: Path, say: Callable[[str],
     replica.scaler.load_state_dict(state.scaler)
     replica.anchor = state.anchor
     away = replica.extrapolation
+    here = {name: value for name, value in training_fields(replica.config).items() if name.startswith("extrapolation.")}
+    if any(state.training.get(name) != value for name, value in here.items()):  # a branch that extrapolates otherwise
+        return
     if state.extrapolation:
         away.load({WHOLE: state.extrapolation})
     files = json.loads((folder / "manifest.json").read_text())["files"]

@@ -129,6 +129,16 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+# YAML 1.1, PyYAML's, takes off, on, no and yes for truth values; here, as in 1.2, `mode: off` is a word.
+_Loader.yaml_implicit_resolvers = {
+    letter: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
+    for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
+)
+
+
 def _check_names(data: dict[Any, Any], kind: type, prefix: str) -> None:
     """Raises HvdbsError for a name in ``data`` that dataclass ``kind`` has not, or a section that is no mapping."""
     hints = get_type_hints(kind)

@@ -21,7 +21,7 @@ from hvdbs import __version__, command_line, console, planning
 from hvdbs.assembly import STOP_FILE, Assembled, agreed, assemble, run_directory
 from hvdbs.comm import AgreedError, Communicator, PeerFailure, agree, connect, launched_rank
 from hvdbs.config import Config, digest
-from hvdbs.errors import HvdbsError
+from hvdbs.errors import HvdbsError, refusal
 from hvdbs.files import write_atomically
 from hvdbs.loop import Outcome, train
 from hvdbs.metrics import as_json
@@ -35,6 +35,7 @@ EXAMPLES = """examples:
   horovodrun -np 4 python -m hvdbs.train --config digits      four ranks, the same training
   horovodrun -np 4 python -m hvdbs.train --config my.yaml --schedule.epochs 30 --out runs/a
   horovodrun -np 2 python -m hvdbs.train --config my.yaml --out runs/a --resume auto
+  horovodrun -np 2 python -m hvdbs.train --config other.yaml --branch-from runs/a/checkpoints/step-900 --out runs/b
   python -m hvdbs.train --config digits --print_config        every field, to start a file of your own"""
 
 INTERRUPTED = 130  # what a shell reports of a command that Ctrl-C ended
@@ -50,6 +51,12 @@ def parser() -> ArgumentParser:
         type=str | None,
         metavar="auto|PATH",
         help="go on from the newest whole checkpoint of --out, or PATH",
+    )
+    result.add_argument(
+        "--branch-from",
+        type=str | None,
+        metavar="CHECKPOINT",
+        help="start a new run from the state of another, under this config, at that sample",
     )
     return result
 
@@ -113,8 +120,10 @@ def _run(comm: Communicator, config: Config, arguments: Namespace, out: list[Pat
 
     requests = Requests()
     with agreed(comm):
+        if arguments.branch_from == "auto" or (arguments.branch_from and arguments.resume):
+            raise refusal("--branch-from", arguments.branch_from, "is a checkpoint, and no --resume stands beside it")
         path = run_directory(comm, arguments.config, arguments.out, arguments.resume)
-    made = assemble(config, comm, path, arguments.resume, requests, say)
+    made = assemble(config, comm, path, arguments.resume, requests, say, arguments.branch_from)
     if made.complete:
         say(f"{console.shown(path)} has finished its schedule: nothing is left to train")
         return 0
