@@ -55,6 +55,8 @@ setup(
         "dali": ["nvidia-dali-cuda130>=2.4"],
         "dali12": ["nvidia-dali-cuda120>=2.4"],
         "demo": ["scikit-learn"],
+        # benchmarks/: the photographs that these two ship, and CPU time and memory of processes.
+        "bench": ["psutil", "scikit-image", "scikit-learn"],
         "timm": ["timm"],
         "dev": [
             "hypothesis",

@@ -23,7 +23,7 @@ from machine import Mpi, check_compiler, cuda_home, has_gpu, package_mpi, probe,
 from steps import Log, Options, Refusal, digest, locked, main_guard, output_of, say
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("demo", "dev", "mpi", "timm")
+EXTRAS = ("bench", "demo", "dev", "mpi", "timm")
 # Pins that do not hold where torch was there before us: these come with it.
 WITH_TORCH = re.compile(r"(torch|torchvision|triton|nvidia-.*|cuda-.*)==")
 
