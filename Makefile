@@ -15,7 +15,7 @@ SETUP := PYTHON="$(PYTHON)" tools/setup.sh --venv "$(VENV)" $(if $(CUDA),--cuda 
     $(if $(TORCH),--torch "$(TORCH)")
 
 .PHONY: help setup wheels demo test test-unit test-parallel test-nccl test-gpu lint format type
-.PHONY: bench-throughput bench-overhead bench-sharing clean
+.PHONY: bench bench-throughput bench-overhead bench-sharing bench-loader clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r target what; do \
@@ -74,6 +74,11 @@ bench-overhead: setup ## what the loop itself costs: between updates, per micro-
 
 bench-sharing: setup ## ranks that share cores: Horovod's cycle time, MPI's yielding
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks.sharing --out $(RESULTS)/sharing.csv
+
+bench-loader: setup ## images/s of our sources, DALI's own reader and torch's DataLoader, on photographs made once
+	@$(BIN)/python -m benchmarks.loader --out $(RESULTS)/loader.csv
+
+bench: bench-throughput bench-overhead bench-sharing bench-loader ## all of these; see benchmarks/README.md
 
 clean: ## remove what tools left; the environment, data/, runs/ and the cached wheels stay
 	@rm -rf build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
