@@ -117,15 +117,15 @@ def photograph(number: int, of: dict[str, Image.Image]) -> tuple[str, bytes]:
     raise HvdbsError(f"photographs: no crop of {name} has {BYTES.start} to {BYTES.stop - 1} bytes")
 
 
-def missing(root: Path, names: Sequence[str]) -> Iterator[tuple[int, Path]]:
+def missing(root: Path, names: Sequence[str], train: int, val: int) -> Iterator[tuple[int, Path]]:
     """Number and path of each file that is not there."""
-    for number in range(TRAIN + VAL):
-        path = root / ("train" if number < TRAIN else "val") / names[number % len(names)] / f"{number:04d}.jpg"
+    for number in range(train + val):
+        path = root / ("train" if number < train else "val") / names[number % len(names)] / f"{number:04d}.jpg"
         if not path.exists():
             yield number, path
 
 
-def make(root: Path) -> Corpus:
+def make(root: Path, train: int = TRAIN, val: int = VAL) -> Corpus:
     """Complete the folder ``root`` (train/<original>/*, val/<original>/*) and say what is in it."""
     of = originals()
 
@@ -136,7 +136,7 @@ def make(root: Path) -> Corpus:
         partial.write_bytes(photograph(number, of)[1])
         partial.rename(path)
 
-    todo = list(missing(root, list(of)))
+    todo = list(missing(root, list(of), train, val))
     if todo:
         print(f"making {len(todo)} photographs in {root}: a few minutes, once", flush=True)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

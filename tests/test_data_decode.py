@@ -258,6 +258,16 @@ def test_no_thread_is_left_after_close_or_the_end_or_when_forgotten(tiny: Path, 
         gc.enable()
 
 
+@pytest.mark.parametrize("number", [1, 3])
+def test_dali_decodes_on_as_many_threads_as_it_is_told(tiny: Path, number: int) -> None:
+    pytest.importorskip("nvidia.dali")
+    batches = open_folder(tiny, "dali", image_size=16, resize=16, threads=number).train(cut(0, 8, 8))
+    next(batches)
+    names = [path.read_text() for path in Path("/proc/self/task").glob("*/comm")]
+    assert sum(name.startswith("[DALI][TP") for name in names) == number
+    batches.close()
+
+
 def test_the_interpreter_ends_with_open_iterators_and_cpu_dali_needs_no_driver(tiny: Path) -> None:
     program = f"""
 import itertools, torch

@@ -6,6 +6,7 @@ The laws in full, between real ranks, are in tests/parallel. Models and samples 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from hvdbs.batching import Window
 from hvdbs.comm import Communicator
 from hvdbs.comm.local import Solo, ThreadWorld
 from hvdbs.costs import reduced_bytes
+from hvdbs.data import Batch
 from hvdbs.data.streams import generator_seed
 from hvdbs.errors import HvdbsError
 from hvdbs.gradients import gradient_norm
@@ -109,6 +111,27 @@ def test_one_set_of_reductions_whatever_the_accumulation(global_batch: int) -> N
     kinds = [event.kind for event in counted.events]
     assert kinds.count("forward") == window.micro_batches
     assert kinds.index("sum") > len(kinds) - 1 - kinds[::-1].index("forward")
+
+
+def test_time_that_the_data_take_is_told_apart_from_the_model_s() -> None:
+    """Four batches that take 50 ms each: data_seconds is those 0.2 s, and no other column holds them."""
+    replica = Replica(rig.built(still), rig.settings(rig.SHORT_STAGES), Solo())
+    window = Window(0, 32, 8)
+
+    def slowly(pause: float) -> Iterator[Batch]:
+        for batch in rig.memory(rig.IMAGE).train(window.dealt_to(0, 1)):
+            time.sleep(pause)
+            yield batch
+
+    def run(step: int, pause: float) -> tuple[Applied, float]:
+        begin = time.perf_counter()
+        applied = replica.run(window, Decision(0, 32, 0.1, 0.0), step, slowly(pause), Requests())
+        return applied, time.perf_counter() - begin
+
+    (fast, _), (slow, seconds) = run(0, 0.0), run(1, 0.05)
+    assert slow.data_seconds >= 0.2 > 0.1 > fast.data_seconds
+    others = slow.compute_seconds + slow.exposed_communication_seconds + slow.optimizer_seconds
+    assert slow.data_seconds + others <= seconds
 
 
 def test_dropout_is_seeded_by_what_the_design_says() -> None:
