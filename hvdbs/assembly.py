@@ -30,13 +30,14 @@ from hvdbs.files import write_atomically
 from hvdbs.invariance import scale_invariant
 from hvdbs.loop import Run
 from hvdbs.metrics import RunDirectory
-from hvdbs.model import build_model
+from hvdbs.model import network
 from hvdbs.progress import Progress
 from hvdbs.recorder import Account, Silent, Totals
 from hvdbs.records import PlanRow
 from hvdbs.schedule import decide
 from hvdbs.stage_tables import resolve
 from hvdbs.step import Replica, Requests
+from hvdbs.trail import Trail, logged_weights
 
 _TRIAL_PIXELS, _TRIAL_SAMPLES = 64, 4
 STOP_FILE = "stop"  # in the run directory; whoever makes it stops the run at the next window boundary
@@ -62,7 +63,7 @@ class Assembled:
 
     run: Run
     progress: Progress
-    best_top1: float | None
+    best_merit: float | None
     plan: list[PlanRow]
     out: Path
     files: RunDirectory | None
@@ -108,8 +109,8 @@ def assemble(
         n = source.train_samples
         schedule = resolve(config.schedule, n)
         period = planning.evaluation_period(config, n)
-        classes = config.model.classes or len(source.classes)
-        if classes < len(source.classes):
+        classes = config.model.classes or len(source.classes) or None
+        if classes is not None and classes < len(source.classes):
             raise refusal("model.classes", classes, f"is less than the {len(source.classes)} classes of the data")
         config = replace(  # with the sizes of the data, so that a run is not resumed on other data
             config, data=replace(config.data, train_samples=n), model=replace(config.model, classes=classes)
@@ -125,7 +126,7 @@ def assemble(
         assert found is not None
         with agreed(comm):
             checkpoint.take_back(replica, state, found, say)
-        progress, best, totals = state.progress, state.best_top1, Totals.of(state.totals)
+        progress, best, totals = state.progress, state.best_merit, Totals.of(state.totals)
     engine = None
     if tunes(config):
         known = EngineState(invariant_layers(model, config, comm)) if state is None else load_state(state.engine)
@@ -140,7 +141,8 @@ def assemble(
             facts = environment(
                 comm.world_size, comm.backend, [e["host"] for e in everyone], [e["device"] for e in everyone]
             ) | {"cores_of_rank_0": cores, "chosen": chosen(torch.get_num_threads())}
-            about_run = (to_yaml(config), facts, plan, config.logging.tensorboard)
+            weights = logged_weights(config, model)
+            about_run = (to_yaml(config), facts, plan, config.logging.tensorboard, weights)
             try:
                 if resume is None:
                     files = RunDirectory.create(out, *about_run)
@@ -154,7 +156,8 @@ def assemble(
                     f"--out: {error.filename or out} cannot be written: {error.strerror or error}"
                 ) from None
             display = console.Display(plan[-1].samples_end, config.logging.line_seconds)
-            account = Account(config, comm, schedule, n, files, display, totals)
+            trail = Trail(model, files) if weights else None
+            account = Account(config, comm, schedule, n, files, display, totals, trail)
     saver = Saver(out / "checkpoints", config, comm, found)
 
     def stop_asked() -> bool:
@@ -200,10 +203,10 @@ def invariant_layers(model: nn.Module, config: Config, comm: Communicator) -> li
     return found
 
 
-def initial_model(config: Config, classes: int, device: torch.device) -> nn.Module:
+def initial_model(config: Config, classes: int | None, device: torch.device) -> nn.Module:
     """The network in training mode, its weights drawn on the CPU from the seed."""
     torch.manual_seed(config.seed)
-    model = build_model(config.model, classes).to(getattr(torch, config.dtype))
+    model = network(config, classes).to(getattr(torch, config.dtype))
     layout = torch.channels_last if config.model.channels_last else torch.contiguous_format
     return model.to(device).to(memory_format=layout).train()
 

@@ -38,7 +38,7 @@ class State:
     trained parameter, empty without a proximal term; ``extrapolation`` the gradient by parameter name that all ranks
     keep for the next window, if any; ``training`` the config's training fields by name, to compare with; ``totals``
     what rank 0 has counted and timed so far; ``engine`` what the auto-tuning engine knows, empty without one;
-    ``best_top1`` the best score of an evaluation, or None.
+    ``best_merit`` the best of all evaluations (see ``Scores.merit``), or None.
     """
 
     progress: Progress
@@ -49,7 +49,7 @@ class State:
     extrapolation: dict[str, torch.Tensor]
     training: dict[str, Any]
     world_size: int
-    best_top1: float | None
+    best_merit: float | None
     totals: dict[str, Any]
     engine: dict[str, Any]
 
@@ -73,7 +73,7 @@ class Saver:
         self,
         replica: Replica,
         progress: Progress,
-        best_top1: float | None,
+        best_merit: float | None,
         totals: dict[str, Any],
         better: bool,
         engine: dict[str, Any],
@@ -95,7 +95,7 @@ class Saver:
                 replica.extrapolation.replicated_state(),
                 training_fields(self._config),
                 self._comm.world_size,
-                best_top1,
+                best_merit,
                 totals,
                 engine,
             )

@@ -16,6 +16,7 @@ import yaml
 
 from hvdbs.reach import ExtrapolationConfig
 from hvdbs.schedule import ScheduleConfig
+from hvdbs.surfaces import AnalyticConfig
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class DataConfig:
     """Where samples come from.
 
     Args:
-        kind: images (a folder train/<class>/*, val/<class>/*) or synthetic (made from the seed, no files).
+        kind: images (a folder train/<class>/*, val/<class>/*), synthetic (made from the seed, no files) or analytic
+            (samples of a loss surface that is known, likewise).
         root: the image folder.
         backend: who decodes. auto takes DALI where it is installed, else Pillow.
         decode: where DALI decodes JPEGs: cpu, or mixed (CPU and GPU).
@@ -55,9 +57,10 @@ class DataConfig:
         read_ahead: micro-batches that are read and decoded before the model asks for them.
         train_samples: expected size of the training set, checked against the data; lets plan work without the data.
         val_samples: expected size of the validation set, likewise.
+        analytic: the loss surface (analytic).
     """
 
-    kind: Literal["images", "synthetic"] = "images"
+    kind: Literal["images", "synthetic", "analytic"] = "images"
     root: str | None = None
     backend: Literal["auto", "dali", "pillow"] = "auto"
     decode: Literal["cpu", "mixed"] = "cpu"
@@ -72,6 +75,7 @@ class DataConfig:
     read_ahead: int = 3
     train_samples: int | None = None
     val_samples: int | None = None
+    analytic: AnalyticConfig = field(default_factory=AnalyticConfig)
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,8 @@ class ModelConfig:
     """The network.
 
     Args:
-        name: resnet8 or resnet20 (for small images), any torchvision classification model, or a timm name.
+        name: resnet8 or resnet20 (for small images), any torchvision classification model, or a timm name; for analytic
+            data linear, or normalised_linear (its weights divided by their norm).
         classes: outputs K; by default as many as the data has classes.
         width: channels of the first stage (resnet8, resnet20).
         dropout: drop probability before the classifier (resnet8, resnet20).
@@ -125,7 +130,7 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Cross entropy.
+    """Cross entropy over classes. Analytic data has a loss of its own, with nothing to choose.
 
     Args:
         label_smoothing: share of the target spread evenly over all classes.
@@ -168,7 +173,7 @@ class CheckpointConfig:
         every_samples: samples between checkpoints; 0 for never.
         every_minutes: minutes between checkpoints; 0 for never.
         keep_last: how many of the newest are kept.
-        keep_best: also keep the one with the best top-1 score.
+        keep_best: also keep the one with the best top-1 score, on analytic data with the least gap.
     """
 
     every_samples: int = 0

@@ -163,11 +163,19 @@ def step_line(row: StepRow, total_samples: int | None, left: float | None) -> st
 
 
 def evaluation_line(row: EvalRow) -> str:
-    top5 = "" if row.top5 is None else f"  top-5 {share(row.top5, 2)}"
-    return (
-        f"evaluation at step {count(row.step)}  epoch {row.epoch:.2f}  top-1 {share(row.top1, 2)}{top5}"
-        f"  loss {row.loss:.4f}  ({plural(row.samples, 'sample')})"
-    )
+    parts = [f"evaluation at step {count(row.step)}", f"epoch {row.epoch:.2f}"]
+    if row.top1 is not None:
+        parts.append(f"top-1 {share(row.top1, 2)}")
+    if row.top5 is not None:
+        parts.append(f"top-5 {share(row.top5, 2)}")
+    if row.gap is not None and row.distance is not None:
+        parts.append(above_minimum(row.gap, row.distance))
+    return "  ".join([*parts, f"loss {row.loss:.4f}", f"({plural(row.samples, 'sample')})"])
+
+
+def above_minimum(gap: float, distance: float) -> str:
+    """``gap 0.0012  distance 0.034``: loss above the least one, and 2-norm to where that is, both exact."""
+    return f"gap {number(gap)}  distance {number(distance)}"
 
 
 def shown(path: Path) -> str:
@@ -181,6 +189,8 @@ def shown(path: Path) -> str:
 def closing(path: Path, summary: Summary) -> str:
     """The last lines of a run: the score, what was written, where."""
     score = "" if summary.top1 is None else f"top-1 {share(summary.top1, 2)}, "
+    if summary.gap is not None and summary.distance is not None:
+        score = f"{above_minimum(summary.gap, summary.distance)}, "
     done = f"{plural(summary.samples_seen, 'sample')} in {plural(summary.steps, 'update')}"
     cost = f"{duration(summary.seconds)}, {size(summary.reduced_bytes)} reduced per rank"
     here = shown(path)

@@ -12,17 +12,36 @@ from torch import nn
 from hvdbs.batching import Window
 from hvdbs.comm import Communicator
 from hvdbs.data import Batch, Source
-from hvdbs.loss import correct, summed_cross_entropy
+from hvdbs.data.analytic import AnalyticSource
+from hvdbs.loss import SummedLoss, correct
+from hvdbs.model import LinearModel
+from hvdbs.surfaces import distance
+
+_SLOTS = 4  # in the reduction, ahead of one for each micro-batch
+_TOP1, _TOP5, _GAP, _DISTANCE = range(_SLOTS)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """Over ``samples`` validation samples: mean ``loss``, ``top1`` and ``top5`` as shares in [0, 1]."""
+    """Over ``samples`` validation samples: mean ``loss``, ``top1`` and ``top5`` as shares in [0, 1].
+
+    Without classes ``top1`` and ``top5`` are None. On a surface that is known, ``gap`` is its loss above its least and
+    ``distance`` the 2-norm to where that is, both exact; else None.
+    """
 
     loss: float
-    top1: float
-    top5: float
+    top1: float | None
+    top5: float | None
     samples: int
+    gap: float | None = None
+    distance: float | None = None
+
+    @property
+    def merit(self) -> float:
+        """What the best checkpoint has most of: top-1, on a surface that is known the negative gap."""
+        if self.gap is not None:
+            return -self.gap
+        return -self.loss if self.top1 is None else self.top1
 
 
 @torch.no_grad()
@@ -32,6 +51,7 @@ def evaluate(
     source: Source,
     comm: Communicator,
     micro_batch: int,
+    summed_loss: SummedLoss,
 ) -> Scores:
     """Collective. Score ``model`` on the validation set; it is left in training mode.
 
@@ -42,15 +62,29 @@ def evaluate(
     window = Window(0, source.val_samples, micro_batch)
     mine = list(window.dealt_to(comm.rank, comm.world_size))
     device = next(model.parameters()).device
-    totals = torch.zeros(2 + window.micro_batches, dtype=torch.float64, device=device)
+    totals = torch.zeros(_SLOTS + window.micro_batches, dtype=torch.float64, device=device)
+    if comm.rank == 0 and isinstance(source, AnalyticSource):
+        # By rank 0 for all: where each rank's own would be equal but for roundings, ranks could disagree which is best.
+        totals[_GAP], totals[_DISTANCE] = _above_minimum(model, source)
     for micro, batch in zip(mine, source.validation(mine), strict=True):
         inputs, labels = preprocess(batch)
-        logits = model(inputs)
-        totals[0] += correct(logits, labels, 1)
-        totals[1] += correct(logits, labels, 5)
-        totals[2 + micro.index] = summed_cross_entropy(logits, labels, 0.0)
+        outputs = model(inputs)
+        if source.classes:
+            totals[_TOP1] += correct(outputs, labels, 1)
+            totals[_TOP5] += correct(outputs, labels, 5)
+        totals[_SLOTS + micro.index] = summed_loss(outputs, labels)
     comm.start_sum(totals, f"evaluation.{totals.numel()}").wait()
-    top1, top5, *losses = totals.tolist()
+    top1, top5, gap, off, *losses = totals.tolist()
     model.train()
     n = source.val_samples
-    return Scores(math.fsum(losses) / n, top1 / n, top5 / n, n)
+    loss = math.fsum(losses) / n
+    if isinstance(source, AnalyticSource):
+        return Scores(loss, None, None, n, gap, off)
+    return Scores(loss, top1 / n, top5 / n, n)
+
+
+def _above_minimum(model: nn.Module, source: AnalyticSource) -> tuple[float, float]:
+    """Gap and distance of ``model`` on the surface of ``source``."""
+    assert isinstance(model, LinearModel)
+    point = model.point().double().cpu().numpy()
+    return source.surface.gap(point), distance(source.surface, point)

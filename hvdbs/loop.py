@@ -14,6 +14,7 @@ from hvdbs.config import Config
 from hvdbs.data import Source
 from hvdbs.engine import Engine
 from hvdbs.evaluation import Scores, evaluate
+from hvdbs.loss import summed_loss
 from hvdbs.progress import Progress, crossed
 from hvdbs.recorder import Recorder
 from hvdbs.replicas import compare, state_digest
@@ -52,20 +53,25 @@ class Outcome:
     finished: bool
 
 
-def train(run: Run, progress: Progress, best_top1: float | None) -> Outcome:
+def train(run: Run, progress: Progress, best_merit: float | None) -> Outcome:
     """Collective. Train from ``progress`` to the end of the schedule, or until a rank asks to stop.
 
     Raises AgreedError, on every rank, if the loss is not finite, replicas differ or a checkpoint cannot be written.
     """
     config, comm, replica, recorder = run.config, run.comm, run.replica, run.recorder
-    evaluation_micro_batch = config.evaluation.micro_batch or config.micro_batch
+
+    def scored() -> Scores:
+        size = config.evaluation.micro_batch or config.micro_batch
+        with replica.autocast():
+            return evaluate(replica.model, replica.preprocess, run.source, comm, size, summed_loss(config, 0.0))
+
     batches = run.source.train(requests_of(run.schedule, progress, config.micro_batch, comm.rank, comm.world_size))
     noise_period = noise.period(run.source.train_samples)
     schedule, engine = run.schedule, run.engine
     stage, scores = None, None
     decision = decide(schedule, progress)
     if decision is None:  # it was ended after its last checkpoint, before its summary: the scores are wanted again
-        scores = evaluate(replica.model, replica.preprocess, run.source, comm, evaluation_micro_batch)
+        scores = scored()
     while decision is not None:
         if decision.stage != stage:
             stage = decision.stage
@@ -98,17 +104,16 @@ def train(run: Run, progress: Progress, best_top1: float | None) -> Outcome:
 
         better = False
         if upcoming is None or crossed(run.evaluation_period, before.samples_seen, progress.samples_seen):
-            with replica.autocast():
-                scores = evaluate(replica.model, replica.preprocess, run.source, comm, evaluation_micro_batch)
-            better = best_top1 is None or scores.top1 > best_top1
-            best_top1 = scores.top1 if better else best_top1
+            scores = scored()
+            better = best_merit is None or scores.merit > best_merit
+            best_merit = scores.merit if better else best_merit
             recorder.evaluated(stage, progress, scores)
 
         due = crossed(config.checkpoint.every_samples, before.samples_seen, progress.samples_seen)
         best = better and config.checkpoint.keep_best
         if due or best or applied.checkpoint or applied.stop or upcoming is None:
             known = {} if engine is None else asdict(engine.state)
-            run.saver.save(replica, progress, best_top1, recorder.totals(), best, known)
+            run.saver.save(replica, progress, best_merit, recorder.totals(), best, known)
         if applied.stop and upcoming is not None:
             return Outcome(progress, scores, finished=False)
         decision = upcoming

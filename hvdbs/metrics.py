@@ -32,8 +32,10 @@ from hvdbs.records import (
     StageRow,
     StepRow,
     Summary,
+    WeightRow,
     cells,
     columns,
+    weight_row,
 )
 
 TABLES: dict[str, type[Record]] = {
@@ -43,6 +45,11 @@ TABLES: dict[str, type[Record]] = {
     "evals.csv": EvalRow,
     "decisions.csv": DecisionRow,
 }
+
+
+def tables(weights: int) -> dict[str, type[Record]]:
+    """The tables of a run in which ``weights`` weights are logged."""
+    return TABLES | ({"weights.csv": weight_row(weights)} if weights else {})
 
 
 class EventWriter(Protocol):
@@ -74,13 +81,15 @@ class RunDirectory:
         environment: dict[str, Any],
         plan: Sequence[PlanRow] = (),
         tensorboard: bool = False,
+        weights: int = 0,
     ) -> Self:
-        """A new run in ``path``, which is made if it does not exist. Raises HvdbsError if it holds
-        anything."""
+        """A new run in ``path``, which is made if it does not exist. Raises HvdbsError if it holds anything.
+
+        ``weights``: how many each row of weights.csv has; 0 for no such file."""
         _make(path)
         if any(path.iterdir()):
             raise refusal("--out", path, "is not empty", "continue it with --resume auto, or name another --out")
-        return cls._open(path, Progress(), config_yaml, environment, plan, tensorboard)
+        return cls._open(path, Progress(), config_yaml, environment, plan, tensorboard, tables(weights))
 
     @classmethod
     def resume(
@@ -91,6 +100,7 @@ class RunDirectory:
         environment: dict[str, Any],
         plan: Sequence[PlanRow] = (),
         tensorboard: bool = False,
+        weights: int = 0,
     ) -> Self:
         """Go on in ``path`` from a checkpoint at ``progress``: later rows are cut off, and how the run ended
         before.
@@ -99,13 +109,14 @@ class RunDirectory:
         whose header is not that of hvdbs, before anything is changed.
         """
         _make(path)
-        present = {name: path / name for name in TABLES if (path / name).exists()}
+        kinds = tables(weights)
+        present = {name: path / name for name in kinds if (path / name).exists()}
         # All are read before the first is replaced, so that a refusal leaves the directory as it was.
-        for name, data in [(name, _cut(file, TABLES[name], progress)) for name, file in present.items()]:
+        for name, data in [(name, _cut(file, kinds[name], progress)) for name, file in present.items()]:
             write_atomically(path / name, data)
         for stale in (path / "exit.json", path / "summary.json", *path.glob(".*.tmp")):
             stale.unlink(missing_ok=True)
-        return cls._open(path, progress, config_yaml, environment, plan, tensorboard)
+        return cls._open(path, progress, config_yaml, environment, plan, tensorboard, kinds)
 
     @classmethod
     def _open(
@@ -116,12 +127,13 @@ class RunDirectory:
         environment: dict[str, Any],
         plan: Sequence[PlanRow],
         tensorboard: bool,
+        kinds: dict[str, type[Record]],
     ) -> Self:
         write_atomically(path / "config.yaml", config_yaml.encode())
         write_atomically(path / "environment.json", as_json(environment))
         write_atomically(path / "plan.json", as_json(plan_json(plan)))
         files: dict[str, BinaryIO] = {}
-        for name, kind in TABLES.items():
+        for name, kind in kinds.items():
             files[name] = (path / name).open("ab")
             if files[name].tell() == 0:
                 _append(files[name], [columns(kind)])
@@ -134,6 +146,9 @@ class RunDirectory:
     def step(self, row: StepRow) -> None:
         self._write("steps.csv", [row])
         self._scalars("step", row, row.samples_seen)
+
+    def weights(self, row: WeightRow) -> None:
+        self._write("weights.csv", [row])
 
     def layers(self, rows: Sequence[LayerRow]) -> None:
         self._write("layers.csv", rows)

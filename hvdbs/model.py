@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hvdbs.config import ModelConfig
+from hvdbs import surfaces
+from hvdbs.config import Config, ModelConfig
 from hvdbs.errors import HvdbsError, refusal, suggestion
 
 SMALL = {"resnet8": 1, "resnet20": 3}  # blocks in each of three stages
@@ -58,6 +59,40 @@ class SmallResNet(nn.Module):
         x = self.layers(F.relu(self.bn(self.conv(x))))
         logits: torch.Tensor = self.fc(self.dropout(x.mean((2, 3))))
         return logits
+
+
+class LinearModel(nn.Module):
+    """x [B, D] to x.w [B], without a bias; ``weight`` [1, D] is a matrix, so that it decays as those of layers do."""
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight.reshape(1, -1))
+
+    def point(self) -> torch.Tensor:
+        """The point [D] of the loss surface where this model stands."""
+        return self.weight.flatten()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = x @ self.point()
+        return outputs
+
+
+class NormalisedLinear(LinearModel):
+    """x [B, D] to x.w / |w|: the loss depends on the direction of the weights alone, as behind a normalisation."""
+
+    def point(self) -> torch.Tensor:
+        point: torch.Tensor = super().point() / torch.linalg.vector_norm(self.weight)
+        return point
+
+
+def network(config: Config, classes: int | None) -> nn.Module:
+    """The model of a run, in float32, on analytic data in float64; ``classes`` None is for data that has none."""
+    if config.data.kind != "analytic":
+        assert classes is not None
+        return build_model(config.model, classes)
+    normalised = config.model.name == "normalised_linear"
+    weight = torch.tensor(surfaces.start(config.data.analytic, normalised).tolist(), dtype=torch.float64)
+    return NormalisedLinear(weight) if normalised else LinearModel(weight)
 
 
 def build_model(config: ModelConfig, classes: int) -> nn.Module:

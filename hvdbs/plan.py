@@ -91,8 +91,11 @@ def describe(config: Config, world_size: int) -> str:
     return "\n".join([console.stage_table(rows), *beside, *planning.warnings(rows)])
 
 
-def sizes(config: Config) -> tuple[int, int]:
-    """Training samples and classes: from the config where it has them, else from the data's file list."""
+def sizes(config: Config) -> tuple[int, int | None]:
+    """Training samples and classes, if any: from the config where it has them, else from the data's file list."""
+    if config.data.kind == "analytic":
+        assert config.data.train_samples is not None
+        return config.data.train_samples, None
     if config.data.train_samples is not None and config.model.classes is not None:
         return config.data.train_samples, config.model.classes
     if config.data.root is None:

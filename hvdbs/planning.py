@@ -11,7 +11,7 @@ from hvdbs.batching import dealing, less_idle_micro_batch
 from hvdbs.config import Config
 from hvdbs.costs import reduced_bytes
 from hvdbs.errors import refusal
-from hvdbs.model import build_model
+from hvdbs.model import network
 from hvdbs.optim import effective_lr
 from hvdbs.records import PlanRow
 from hvdbs.schedule import Length, Schedule, Stage, spans
@@ -29,7 +29,8 @@ def plan(config: Config, schedule: Schedule, train_samples: int, model: nn.Modul
     nbytes = update_bytes(model, config)
     for span in spans(schedule):
         stage = span.stage
-        if span.steps and _last_size(stage.global_batch, config.micro_batch) == 1:
+        images = config.data.kind != "analytic"
+        if images and span.steps and _last_size(stage.global_batch, config.micro_batch) == 1:
             _refuse_single_sample(stage, config, model)
         dealt = dealing(stage.global_batch, config.micro_batch, world_size)
         rows.append(
@@ -127,10 +128,10 @@ def update_bytes(model: nn.Module, config: Config) -> int:
     return reduced_bytes(parameters, RunningStatistics(model).size)
 
 
-def meta_model(config: Config, classes: int) -> nn.Module:
+def meta_model(config: Config, classes: int | None) -> nn.Module:
     """The network without memory for its weights: shapes and bytes only."""
     with torch.device("meta"):
-        model = build_model(config.model, classes)
+        model = network(config, classes)
     return model.to(getattr(torch, config.dtype))
 
 

@@ -21,6 +21,7 @@ from hvdbs.progress import Progress, crossed
 from hvdbs.records import DecisionRow, EvalRow, LayerRow, StageRow, StepRow
 from hvdbs.schedule import Schedule
 from hvdbs.step import Applied, Replica
+from hvdbs.trail import Trail
 
 _SECONDS = ("data_seconds", "compute_seconds", "exposed_communication_seconds", "optimizer_seconds")
 
@@ -144,8 +145,10 @@ class Account:
         files: RunDirectory,
         display: Display,
         totals: Totals,
+        trail: Trail | None = None,
     ) -> None:
         self.counted = totals
+        self._trail = trail
         self._config = config
         self._comm = comm
         self._schedule = schedule
@@ -202,9 +205,12 @@ class Account:
         self._note_extrapolation(stage, lr, before)
         row = self._step_row(stage, lr, progress, applied)
         self._display.step(row)
-        if progress.step % self._config.logging.every_steps == 0 or not applied.finite:
+        logged = progress.step % self._config.logging.every_steps == 0
+        if logged or not applied.finite:
             self._files.step(row)
             counted.since_row = Sums()
+        if self._trail is not None:
+            self._trail.applied(progress, stage, row.global_batch, row.loss, logged=logged and applied.finite)
         if ends or crossed(self._train_samples, before.samples_seen, progress.samples_seen):
             self._files.layers(self._layer_rows(lr, progress, replica))
         if ends:
@@ -234,6 +240,8 @@ class Account:
             scores.top1,
             scores.top5,
             scores.samples,
+            scores.gap,
+            scores.distance,
         )
         self._files.evaluation(row)
         self._display.evaluation(row)

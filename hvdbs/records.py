@@ -124,6 +124,21 @@ class StepRow:
 
 
 @dataclass(frozen=True)
+class WeightRow:
+    """weights.csv, of models with few weights alone: where a loss of steps.csv was taken. After these columns follow
+    ``w1``, ``w2``, ...: all weights before update ``step``, in parameter order.
+
+    ``loss`` is the mean over the window's ``global_batch`` samples, at these weights.
+    """
+
+    step: int
+    samples_seen: int
+    stage: int
+    global_batch: int
+    loss: float
+
+
+@dataclass(frozen=True)
 class LayerRow:
     """layers.csv: one layer at one time. ``group`` is its parameter group, norms are 2-norms over the whole
     layer.
@@ -146,7 +161,9 @@ class LayerRow:
 class EvalRow:
     """evals.csv: one pass over the validation set after update ``step``.
 
-    ``loss`` is the mean over the ``samples`` (each counted once), ``top1`` and ``top5`` are shares in [0, 1].
+    ``loss`` is the mean over the ``samples`` (each counted once), ``top1`` and ``top5`` are shares in [0, 1], None
+    without classes. ``gap`` and ``distance``, None unless the loss surface is known: the loss F above its least F*, and
+    the 2-norm from the weights to where that is; exact, not estimated from samples.
     """
 
     step: int
@@ -154,9 +171,11 @@ class EvalRow:
     epoch: float
     stage: int
     loss: float
-    top1: float
+    top1: float | None
     top5: float | None
     samples: int
+    gap: float | None = None
+    distance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -182,8 +201,8 @@ class DecisionRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """summary.json: the run as a whole. ``loss``, ``top1`` and ``top5`` are the last evaluation's, shares in
-    [0, 1].
+    """summary.json: the run as a whole. ``loss``, ``top1``, ``top5``, ``gap`` and ``distance`` are the last
+    evaluation's.
 
     ``parameter_digest`` is sha256 over the parameters' float32 bytes in name order. ``collectives`` and
     ``reduced_bytes`` are one rank's, over the whole run; ``seconds`` of training over all its resumptions;
@@ -205,6 +224,8 @@ class Summary:
     peak_memory_bytes: int | None
     exit_reason: str
     schema_version: int = SCHEMA_VERSION
+    gap: float | None = None
+    distance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -215,6 +236,13 @@ class Exit:
     reason: str
     exit_code: int
     schema_version: int = SCHEMA_VERSION
+
+
+@cache
+def weight_row(weights: int) -> type[WeightRow]:
+    """WeightRow with the columns of so many ``weights``."""
+    names = [(f"w{k}", float) for k in range(1, weights + 1)]
+    return dataclasses.make_dataclass("WeightRow", names, bases=(WeightRow,), frozen=True)
 
 
 def columns(kind: type[Record]) -> list[str]:

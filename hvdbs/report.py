@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pandas as pd
 
-from hvdbs.console import count, duration, number, plural, share, shown, size, table
+from hvdbs import contour
+from hvdbs.console import above_minimum, count, duration, number, plural, share, shown, size, table
 from hvdbs.errors import HvdbsError, refusal
 from hvdbs.files import atomic_writer, whole_lines
 from hvdbs.metrics import TABLES
@@ -28,6 +29,8 @@ _EXAMPLES = """examples:
   python -m hvdbs.report runs/constant runs/growing --out plots
 
 A run may still be going on. Several runs share their axes; report.png then goes to --out, by default here."""
+
+_TYPES: dict[object, type] = {int: int, float: float, float | None: float}
 
 # Okabe and Ito's colours: told apart by everyone, and in print.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -65,7 +68,7 @@ def read_table(path: Path, name: str) -> pd.DataFrame:
     if not data:
         return pd.DataFrame(columns=wanted)
     # Types are asked for, not guessed: a damaged cell would turn its whole column into text.
-    types = {column: kind for column, kind in get_type_hints(TABLES[name]).items() if kind in (int, float)}
+    types = {column: _TYPES[kind] for column, kind in get_type_hints(TABLES[name]).items() if kind in _TYPES}
     try:
         frame = pd.read_csv(io.BytesIO(data), dtype=types)
     except ValueError as error:
@@ -117,33 +120,39 @@ def last_score(run: Run) -> str:
     if run.evals.empty:
         return f"{run.label}: no evaluation yet, {plural(len(run.steps), 'logged update')}"
     last = run.evals.iloc[-1]
-    right = round(last.top1 * last.samples)
+    if pd.isna(last.top1):
+        score = above_minimum(last.gap, last.distance)
+    else:
+        right = round(last.top1 * last.samples)
+        score = f"top-1 {share(last.top1, 2)} ({count(right)} of {count(int(last.samples))})"
     took = "" if run.stages.empty else f", {duration(run.stages.seconds.sum())}"
     return (
-        f"{run.label}: top-1 {share(last.top1, 2)} ({count(right)} of {count(int(last.samples))}),"
-        f" loss {last.loss:.4f} after {plural(int(last.samples_seen), 'sample')}"
+        f"{run.label}: {score}, loss {last.loss:.4f} after {plural(int(last.samples_seen), 'sample')}"
         f" in {plural(int(last.step), 'update')}{took}"
     )
 
 
 def figure(runs: Sequence[Run]) -> Figure:
-    """Score, loss and global batch of all runs, against samples on the left and against updates on the
-    right."""
+    """Score, loss and global batch of all runs, against samples on the left and against updates on the right.
+
+    The score is the top-1 accuracy, or the gap to the least loss if no run has classes.
+    """
     # Figure without pyplot: no display is looked for, and nothing is kept in a global state.
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D
 
     result = Figure(figsize=(10, 7.2), dpi=150, layout="constrained")
     axes = result.subplots(3, 2, sharex="col", sharey="row", gridspec_kw={"height_ratios": [3, 3, 1.6]})
+    classes = any(run.evals.top1.notna().any() or run.evals.empty for run in runs)
     colours = [_COLOURS[at % len(_COLOURS)] for at in range(len(runs))]
     for column, clock in enumerate(("samples_seen", "step")):
         for run, colour in zip(runs, colours, strict=True):
-            _draw(run, colour, clock, *axes[:, column])
+            _draw(run, colour, clock, classes, *axes[:, column])
         if len(runs) == 1:
             _shade(runs[0], clock, axes[:, column])
         axes[2, column].set_xlabel("training samples seen" if column == 0 else "updates (optimizer steps)")
         axes[2, column].set_xlim(left=0)
-    _dress(axes, sorted({int(size) for run in runs for size in run.steps.global_batch.unique()}))
+    _dress(axes, classes, sorted({int(size) for run in runs for size in run.steps.global_batch.unique()}))
     names = [
         Line2D([], [], color=colour, linewidth=3, label=f"{run.label}{_score(run)}")
         for run, colour in zip(runs, colours, strict=True)
@@ -160,12 +169,13 @@ def _score(run: Run) -> str:
     if run.evals.empty:
         return ""
     last = run.evals.iloc[-1]
-    return f" ({share(last.top1, 2)} after {plural(int(last.step), 'update')})"
+    score = f"gap {number(last.gap)}" if pd.isna(last.top1) else share(last.top1, 2)
+    return f" ({score} after {plural(int(last.step), 'update')})"
 
 
-def _draw(run: Run, colour: str, clock: str, top1: Axes, loss: Axes, batch: Axes) -> None:
+def _draw(run: Run, colour: str, clock: str, classes: bool, score: Axes, loss: Axes, batch: Axes) -> None:
     steps, evals = run.steps, run.evals
-    top1.plot(evals[clock], evals.top1 * 100, "o-", color=colour, markersize=3.5)
+    score.plot(evals[clock], evals.top1 * 100 if classes else evals.gap, "o-", color=colour, markersize=3.5)
     loss.plot(steps[clock], steps.loss, color=colour, alpha=0.35, linewidth=1)
     loss.plot(evals[clock], evals.loss, "o-", color=colour, markersize=3.5)
     if held := extents(run, clock):
@@ -194,12 +204,14 @@ def _shade(run: Run, clock: str, axes: Sequence[Axes]) -> None:
             axis.axvspan(begin, end, color="0.5", alpha=0.12, linewidth=0, zorder=0)
 
 
-def _dress(axes: Any, batches: Sequence[int]) -> None:
+def _dress(axes: Any, classes: bool, batches: Sequence[int]) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
-    (top1, _), (loss, _), (batch, _) = axes
-    top1.set_ylabel("top-1 accuracy (%)")
-    loss.set_ylabel("loss (cross entropy)")
+    (score, _), (loss, _), (batch, _) = axes
+    score.set_ylabel("top-1 accuracy (%)" if classes else "gap to the least loss")
+    loss.set_ylabel("loss (cross entropy)" if classes else "loss")
+    if not classes:
+        score.set_yscale("log")
     batch.set_ylabel("global batch\n(samples)")
     if batches:  # nothing to draw yet is no reason to fail, but a logarithmic axis does without data
         loss.set_yscale("log")
@@ -247,7 +259,23 @@ def report(paths: Sequence[Path], out: Path) -> str:
     lines: list[str] = []
     for run in runs:
         lines += [shown(run.path), stage_table(run) if len(run.stages) else "  no stage has ended yet", ""]
+        if (bowl := contour.read_bowl(run.path)) is not None:
+            lines += [*_bowl(bowl, out / "surface.png" if len(runs) == 1 else None), ""]
     return "\n".join([*lines, *map(last_score, runs), f"wrote {shown(out / 'report.png')}"])
+
+
+def _bowl(bowl: contour.Bowl, picture: Path | None) -> list[str]:
+    """What the run says of its bowl, drawn into ``picture``."""
+    try:
+        estimate = bowl.estimate()
+    except HvdbsError as error:  # a run that has hardly begun
+        return [str(error)]
+    lines = [contour.comparison(bowl.truth, estimate)]
+    if picture is not None:
+        with atomic_writer(picture) as file:
+            contour.figure(bowl, estimate).savefig(file, format="png")
+        lines.append(f"wrote {shown(picture)}")
+    return lines
 
 
 if __name__ == "__main__":

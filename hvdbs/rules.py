@@ -11,6 +11,9 @@ from typing import Any, get_args, get_type_hints
 from hvdbs.config import Config
 from hvdbs.errors import refusal
 from hvdbs.reach import ExtrapolationConfig
+from hvdbs.surfaces import READ_BY, AnalyticConfig
+
+LINEAR = ("linear", "normalised_linear")  # the models of loss surfaces
 
 
 def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
@@ -99,6 +102,7 @@ def check(config: Config) -> None:
         raise refusal("data.mean", list(config.data.mean), "must be finite")
     if any(not (math.isfinite(value) and value > 0) for value in config.data.std):
         raise refusal("data.std", list(config.data.std), "must be positive and finite")
+    _check_surface(config)
 
 
 def _check_extrapolation(config: ExtrapolationConfig) -> None:
@@ -131,3 +135,71 @@ def _check_extrapolation(config: ExtrapolationConfig) -> None:
     for name, count in {"samples": until.samples, "stage": until.stage}.items():
         if count is not None and count < 1:
             raise refusal(f"extrapolation.until.{name}", count, "must be at least 1", "direction: none switches it off")
+
+
+def _check_surface(config: Config) -> None:
+    """The rules of analytic data. Raises HvdbsError at the first one broken."""
+    data, model, surface = config.data, config.model, config.data.analytic
+    if data.kind != "analytic":
+        if model.name in LINEAR:
+            raise refusal("model.name", model.name, f"needs data.kind analytic, not {data.kind}", "resnet8")
+        return
+    for name, size in (("train_samples", data.train_samples), ("val_samples", data.val_samples)):
+        if size is None:
+            raise refusal(f"data.{name}", "none given", "but analytic data has no size of its own", "for example 1000")
+    if model.name not in LINEAR:
+        raise refusal("model.name", model.name, "is no model of a loss surface", " or ".join(LINEAR))
+    for name, value, off in (
+        ("model.classes", model.classes, None),
+        ("model.dropout", model.dropout, 0.0),
+        ("model.zero_init_last_gamma", model.zero_init_last_gamma, False),
+        ("loss.label_smoothing", config.loss.label_smoothing, 0.0),
+        ("autocast", config.autocast, "none"),
+    ):
+        if value != off:
+            raise refusal(name, value, "has no meaning on analytic data", "leave it out")
+    for name, readers in READ_BY.items():
+        value = getattr(surface, name)
+        if surface.surface not in readers and value != getattr(AnalyticConfig(), name):
+            raise refusal(f"data.analytic.{name}", value, f"is read by {' and '.join(readers)} alone", "leave it out")
+    positive = ("a", "b", "c", "largest", "teacher_norm")
+    for name in (*positive, "power", "label_noise", "distance"):
+        number = getattr(surface, name)
+        if not (math.isfinite(number) and (number > 0 if name in positive else number >= 0)):
+            rule = "must be positive and finite" if name in positive else "must be a finite number, at least 0"
+            raise refusal(f"data.analytic.{name}", number, rule)
+    if not all(math.isfinite(weight) for weight in surface.start):
+        raise refusal("data.analytic.start", list(surface.start), "must be finite")
+    if surface.dimension < 1:
+        raise refusal("data.analytic.dimension", surface.dimension, "must be at least 1")
+    _check_spectrum(surface)
+    if model.name == "normalised_linear":
+        if surface.surface != "least_squares":
+            raise refusal("model.name", model.name, f"needs surface least_squares, not {surface.surface}", "linear")
+        if surface.dimension < 2:
+            raise refusal("data.analytic.dimension", surface.dimension, f"must be at least 2 for {model.name}")
+        if surface.distance >= 2:
+            raise refusal("data.analytic.distance", surface.distance, "must be below 2, the unit sphere's diameter")
+
+
+def _check_spectrum(surface: AnalyticConfig) -> None:
+    values = surface.eigenvalues
+    if not values:
+        return
+    if any(not (math.isfinite(value) and value > 0) for value in values):
+        raise refusal("data.analytic.eigenvalues", list(values), "must be positive and finite")
+    if len(values) != surface.dimension:
+        raise refusal(
+            "data.analytic.eigenvalues",
+            f"{len(values)} values",
+            f"must be one for each of data.analytic.dimension {surface.dimension}",
+            f"dimension: {len(values)}",
+        )
+    for name in ("largest", "power"):
+        if getattr(surface, name) != getattr(AnalyticConfig(), name):
+            raise refusal(
+                f"data.analytic.{name}",
+                getattr(surface, name),
+                "is not read where eigenvalues are given",
+                "leave it out",
+            )

@@ -19,7 +19,7 @@ from hvdbs.data import Batch
 from hvdbs.data.streams import generator_seed
 from hvdbs.extrapolation import Extrapolation
 from hvdbs.gradients import GradientReducer, clip, gradient_norm
-from hvdbs.loss import summed_cross_entropy
+from hvdbs.loss import summed_loss
 from hvdbs.noise import LayerNorms, Pair
 from hvdbs.optim import apply, build_optimizer, draw_near, reset, resets_at_stage, trained
 from hvdbs.reach import Part
@@ -106,6 +106,7 @@ class Replica:
         self.config = config
         self.comm = comm
         self.preprocess = Preprocess(config, first.device)
+        self.summed_loss = summed_loss(config, config.loss.label_smoothing)
         self.optimizer = build_optimizer(model, config.optimizer)
         # Gradients of fp16 are scaled. What overflows does so in the sum over ranks, hence on all of them alike.
         self.scaler = torch.amp.GradScaler(first.device.type, enabled=config.autocast == "fp16")
@@ -273,7 +274,7 @@ class Replica:
         """The part of the window's mean loss that ``micro`` makes up."""
         self._seed(generator_seed(self.config.seed, step, micro.index))
         with self.autocast():
-            loss = summed_cross_entropy(self.model(inputs), labels, self.config.loss.label_smoothing)
+            loss = self.summed_loss(self.model(inputs), labels)
         return loss / window.global_batch
 
     def _look(self, window: Window, part: Part, step: int, inputs: Inputs) -> Inputs:

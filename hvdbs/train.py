@@ -136,7 +136,7 @@ def _run(comm: Communicator, config: Config, arguments: Namespace, out: list[Pat
         say(f"to stop it and keep its state: touch {console.shown(path)}/{STOP_FILE}")
     try:
         with _signals(requests):
-            outcome = train(made.run, made.progress, made.best_top1)
+            outcome = train(made.run, made.progress, made.best_merit)
             return _finish(comm, made, outcome)
     finally:
         if made.display is not None and made.files is not None:
@@ -191,6 +191,8 @@ def _finish(comm: Communicator, made: Assembled, outcome: Outcome) -> int:
                 seconds=sums.seconds,
                 peak_memory_bytes=memory,
                 exit_reason=ended,
+                gap=scores.gap if scores else None,
+                distance=scores.distance if scores else None,
             )
             made.display.close()
             (made.out / STOP_FILE).unlink(missing_ok=True)

@@ -294,7 +294,7 @@ def trained(
         run.replica.scaler.load_state_dict(state.scaler)
         run.replica.anchor = state.anchor
     if state is not None:
-        progress, best = state.progress, state.best_top1
+        progress, best = state.progress, state.best_merit
     return Trip(train(run, progress, best), run)
 
 

@@ -48,7 +48,7 @@ def refuse(text: str) -> None:
 def test_what_is_saved_is_what_is_loaded(replica: Replica, tmp_path: Path) -> None:
     state = read(save(replica, tmp_path, 3))
     assert state.progress == Progress(3, 24)
-    assert (state.best_top1, state.world_size, state.totals) == (0.5, 1, {"run": {"steps": 3}})
+    assert (state.best_merit, state.world_size, state.totals) == (0.5, 1, {"run": {"steps": 3}})
     for name, tensor in replica.model.state_dict().items():
         assert torch.equal(tensor, state.model[name])
     same_training(state, training_fields(CONFIG), tmp_path)

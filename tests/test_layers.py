@@ -21,6 +21,8 @@ LEVELS = [
         "reach",
         "schedule",
         "stage_tables",
+        "surfaces",
+        "fit",
         "costs",
         "config",
         "rules",
@@ -38,12 +40,13 @@ LEVELS = [
         "console",
         "metrics",
         "recorder",
+        "trail",
         "checkpoint",
         "planning",
         "loop",
         "assembly",
     },
-    {"train", "plan", "report", "follow", "data.__main__"},
+    {"train", "plan", "report", "contour", "follow", "data.__main__"},
 ]
 HOME = {"horovod": {"comm.horovod"}, "nvidia": {"data.imagenet"}, "mpi4py": {"comm.horovod"}}
 MODULES = sorted(ROOT.rglob("*.py"))

@@ -35,7 +35,7 @@ CONTRACT = {
     " noise_scale, samples_per_second, data_seconds, compute_seconds, exposed_communication_seconds,"
     " imbalance_seconds, communication_seconds, optimizer_seconds, reduced_bytes, collectives, skipped",
     "layers.csv": "step, samples_seen, epoch, layer, group, weight_norm, gradient_norm, effective_lr",
-    "evals.csv": "step, samples_seen, epoch, stage, loss, top1, top5, samples",
+    "evals.csv": "step, samples_seen, epoch, stage, loss, top1, top5, samples, gap, distance",
     "decisions.csv": "step, samples_seen, stage, source, quantity, old, new, inputs, reason",
 }
 

@@ -1,7 +1,8 @@
 """Where samples come from. A source turns stream positions into batches and knows nothing of ranks or windows.
 
 ``order`` says which sample stands at a position, ``augment`` how it is cropped; ``index`` lists an image folder once,
-``reader`` reads files ahead, ``imagenet`` (DALI) and ``fallback`` (Pillow) decode them; ``synthetic`` needs no files.
+``reader`` reads files ahead, ``imagenet`` (DALI) and ``fallback`` (Pillow) decode them; ``synthetic`` and
+``analytic`` need no files.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:  # listing an image folder needs no torch
 @dataclass(frozen=True)
 class Batch:
     """One micro-batch. ``inputs``: uint8 [B, H, W, C] for images, normalised on the device by the model's side;
-    a floating-point tensor [B, ...] otherwise. ``labels``: int64 [B]."""
+    a floating-point tensor [B, ...] otherwise. ``labels``: int64 [B], or float64 [B] where there are no classes."""
 
     inputs: torch.Tensor
     labels: torch.Tensor
@@ -37,7 +38,9 @@ class Source(Protocol):
     def val_samples(self) -> int: ...
 
     @property
-    def classes(self) -> tuple[str, ...]: ...
+    def classes(self) -> tuple[str, ...]:
+        """Their names; none where targets are numbers."""
+        ...
 
     def train(self, requests: Iterable[MicroBatch]) -> Iterator[Batch]:
         """One batch for each request, in order, decoded ahead of the caller.

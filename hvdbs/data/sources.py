@@ -16,6 +16,7 @@ from hvdbs.comm import Communicator, agree
 from hvdbs.comm.cores import own_cores
 from hvdbs.config import Config, DataConfig
 from hvdbs.data import Batch, fallback, folder
+from hvdbs.data.analytic import AnalyticSource, open_analytic
 from hvdbs.data.index import Files, Index
 from hvdbs.data.kept import share_index
 from hvdbs.data.reader import Encoded, Rules, Sample, encoded, training_samples, validation_samples
@@ -66,7 +67,7 @@ class ImageSource:
 
 def open_source(
     config: Config, comm: Communicator, device: torch.device, notice: Callable[[str], None] = lambda text: None
-) -> ImageSource | SyntheticSource:
+) -> ImageSource | SyntheticSource | AnalyticSource:
     """Collective. The training and validation data that ``config`` describes, the same on every rank.
 
     ``device`` is where this rank's model lives; ``notice`` is told before rank 0 lists a folder, which may
@@ -75,6 +76,8 @@ def open_source(
     """
     data = config.data
     threads = data.threads or max(1, int(own_cores(comm)))
+    if data.kind == "analytic":
+        return open_analytic(config)
     if data.kind == "synthetic":
         return _synthetic(config, threads)
     if data.root is None:

@@ -12,7 +12,8 @@ import struct
 import numpy as np
 from numpy.typing import NDArray
 
-_ORDER, _AUGMENT, _SYNTHETIC = 1, 2, 3
+_ORDER, _AUGMENT, _SYNTHETIC, _ANALYTIC = 1, 2, 3, 4
+_BLOCK = 4  # words that the generator makes at once
 
 
 def _bits(seed: int, purpose: int, counter: tuple[int, int], count: int) -> NDArray[np.uint64]:
@@ -35,6 +36,18 @@ def augment_uniforms(seed: int, epoch: int, index: int, count: int) -> NDArray[n
 def synthetic_bits(seed: int, kind: int, index: int, count: int) -> NDArray[np.uint64]:
     """``count`` times 64 bits that belong to item ``index`` of one ``kind`` of synthetic data."""
     return _bits(seed, _SYNTHETIC, (kind, index), count)
+
+
+def analytic_bits(seed: int, stream: int, begin: int, size: int, words: int) -> NDArray[np.uint64]:
+    """[``size``, ``words``] times 64 bits: a row for each sample ``begin``, ``begin`` + 1, ... of one ``stream``.
+
+    Samples take whole blocks of the generator that follow each other, so one call makes all of them, and a sample has
+    the same bits whatever it is made together with.
+    """
+    blocks = -(-words // _BLOCK)
+    generator = np.random.Philox(key=[seed, _ANALYTIC], counter=[begin * blocks, stream, 0, 0])
+    raw: NDArray[np.uint64] = generator.random_raw(size * blocks * _BLOCK)
+    return raw.reshape(size, blocks * _BLOCK)[:, :words]
 
 
 def generator_seed(seed: int, step: int, micro_batch_index: int) -> int:

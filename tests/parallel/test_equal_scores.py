@@ -9,15 +9,18 @@ import torch
 from hvdbs.comm import Communicator
 from hvdbs.comm.local import Solo
 from hvdbs.evaluation import Scores, evaluate
+from hvdbs.loss import summed_loss
 from hvdbs.step import Preprocess
 
 pytestmark = pytest.mark.parallel
+
+LOSS = summed_loss(rig.settings(rig.SHORT_STAGES), 0.0)
 
 
 def scored(comm: Communicator, source: rig.Memory, micro_batch: int, dtype: str) -> Scores:
     model = rig.built(rig.ConvNet, dtype)
     preprocess = Preprocess(rig.settings(rig.SHORT_STAGES, dtype=dtype), torch.device("cpu"))
-    result = evaluate(model, preprocess, source, comm, micro_batch)
+    result = evaluate(model, preprocess, source, comm, micro_batch, LOSS)
     assert model.training
     return result
 
@@ -61,5 +64,5 @@ def test_an_evaluation_leaves_the_training_as_it_was(comm: Communicator) -> None
     model = rig.built(rig.ConvNet)
     before = rig.snapshot(model)
     preprocess = Preprocess(rig.settings(rig.SHORT_STAGES), torch.device("cpu"))
-    evaluate(model, preprocess, rig.memory(rig.IMAGE), comm, 8)
+    evaluate(model, preprocess, rig.memory(rig.IMAGE), comm, 8, LOSS)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

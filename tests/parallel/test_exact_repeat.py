@@ -214,7 +214,7 @@ TABLES = ("steps.csv", "stages.csv", "evals.csv", "decisions.csv", "layers.csv")
 def made_and_trained(comm: Communicator, config: Config, out: Path, resume: str | None) -> tuple[str, Assembled]:
     made = assemble(config, comm, out, resume, Requests(), lambda text: None)
     try:
-        train(made.run, made.progress, made.best_top1)
+        train(made.run, made.progress, made.best_merit)
     finally:
         if made.files is not None:
             made.files.close()
