@@ -258,6 +258,84 @@ def test_an_option_that_breaks_a_rule(refused: Refused, arguments: str, line: st
     assert line in refused(*arguments.split())
 
 
+SURFACE = """\
+micro_batch: 8
+data: {kind: analytic, train_samples: 64, val_samples: 20, analytic: {surface: least_squares}}
+model: {name: linear}
+schedule: {method: constant, epochs: 2, global_batch: 16, lr: 0.1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--data.train_samples null", "data.train_samples: none given but analytic data has no size of its own; for"),
+        ("--data.val_samples null", "data.val_samples: none given but analytic data has no size of its own"),
+        ("--model.name resnet8", "model.name: resnet8 is no model of a loss surface; linear or normalised_linear"),
+        ("--data.kind synthetic", "model.name: linear needs data.kind analytic, not synthetic"),
+        ("--model.classes 2", "model.classes: 2 has no meaning on analytic data; leave it out"),
+        ("--model.dropout 0.1", "model.dropout: 0.1 has no meaning on analytic data"),
+        ("--model.zero_init_last_gamma true", "model.zero_init_last_gamma: True has no meaning on analytic data"),
+        ("--loss.label_smoothing 0.1", "loss.label_smoothing: 0.1 has no meaning on analytic data"),
+        ("--autocast bf16", "autocast: bf16 has no meaning on analytic data"),
+        ("--data.analytic.surface bowls", "data.analytic.surface: bowls is none of bowl, least_squares, logistic; did"),
+        ("--data.analytic.a 2", "data.analytic.a: 2.0 is read by bowl alone; leave it out"),
+        ("--data.analytic.teacher_norm 3", "data.analytic.teacher_norm: 3.0 is read by logistic alone"),
+        (
+            "--data.analytic.surface bowl --data.analytic.power 1",
+            "data.analytic.power: 1.0 is read by least_squares and logistic alone",
+        ),
+        (
+            "--data.analytic.surface logistic --data.analytic.inputs in_turn",
+            "data.analytic.inputs: in_turn is read by least_squares alone",
+        ),
+        ("--data.analytic.surface bowl --data.analytic.c 0", "data.analytic.c: 0.0 must be positive and finite"),
+        ("--data.analytic.surface bowl --data.analytic.b -1", "data.analytic.b: -1.0 must be positive and finite"),
+        (
+            "--data.analytic.surface bowl --data.analytic.start [1,.inf]",
+            "data.analytic.start: [1.0, inf] must be finite",
+        ),
+        ("--data.analytic.dimension 0", "data.analytic.dimension: 0 must be at least 1"),
+        ("--data.analytic.largest 0", "data.analytic.largest: 0.0 must be positive and finite"),
+        ("--data.analytic.power -1", "data.analytic.power: -1.0 must be a finite number, at least 0"),
+        ("--data.analytic.label_noise .nan", "data.analytic.label_noise: nan must be a finite number, at least 0"),
+        ("--data.analytic.distance -2", "data.analytic.distance: -2.0 must be a finite number, at least 0"),
+        (
+            "--data.analytic.eigenvalues [1,2,3]",
+            "data.analytic.eigenvalues: 3 values must be one for each of data.analytic.dimension 10; dimension: 3",
+        ),
+        (
+            "--data.analytic.dimension 2 --data.analytic.eigenvalues [1,0]",
+            "data.analytic.eigenvalues: [1.0, 0.0] must be positive and finite",
+        ),
+        (
+            "--data.analytic.dimension 2 --data.analytic.eigenvalues [1,2] --data.analytic.power 1",
+            "data.analytic.power: 1.0 is not read where eigenvalues are given",
+        ),
+        (
+            "--model.name normalised_linear --data.analytic.surface bowl",
+            "model.name: normalised_linear needs surface least_squares, not bowl; linear",
+        ),
+        (
+            "--model.name normalised_linear --data.analytic.dimension 1",
+            "data.analytic.dimension: 1 must be at least 2 for normalised_linear",
+        ),
+        (
+            "--model.name normalised_linear --data.analytic.distance 2",
+            "data.analytic.distance: 2.0 must be below 2, the unit sphere's diameter",
+        ),
+    ],
+)
+def test_a_loss_surface_that_breaks_a_rule(refused: Refused, arguments: str, line: str) -> None:
+    assert line in refused(*arguments.split(), config=SURFACE)
+    assert line in refused(*arguments.split(), config=SURFACE, entry=plan.main)
+
+
+def test_labels_that_can_be_told_apart_without_error(refused: Refused) -> None:
+    said = refused("--data.train_samples", "15", config=SURFACE.replace("least_squares", "logistic"))
+    assert said.startswith("data.train_samples: 15 samples of 10 inputs can be told apart without error, so their")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(refused: Refused) -> None:
     assert refused("--device", "cuda") == "device: cuda is asked for, but torch sees no GPU; device: cpu"

@@ -17,17 +17,18 @@ def loss_at(weights: NDArray[np.float64]) -> NDArray[np.float64]:
     return values
 
 
-def descent(seed: int, batches: list[int], lr: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Weights and window losses of SGD on the bowl from (3, -2), by NumPy alone."""
-    generator = np.random.default_rng(seed)
-    w, weights, losses = np.array([3.0, -2.0]), [], []
+def descents(runs: int, batches: list[int], lr: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Weights [R, T, 2] and window losses [R, T] of runs of SGD on the bowl from (3, -2), by NumPy alone; seed 0."""
+    generator = np.random.default_rng(0)
+    w, weights, losses = np.tile([3.0, -2.0], (runs, 1)), [], []
     for batch in batches:
-        x = generator.standard_normal((batch, 2)) * np.sqrt([2 * TRUTH[0], 2 * TRUTH[1]])
-        residual = x @ w - np.sqrt(2 * TRUTH[2]) * generator.standard_normal(batch)
+        x = generator.standard_normal((runs, batch, 2)) * np.sqrt([2 * TRUTH[0], 2 * TRUTH[1]])
+        noise = np.sqrt(2 * TRUTH[2]) * generator.standard_normal((runs, batch))
+        residual = np.einsum("rbk,rk->rb", x, w) - noise
         weights.append(w)
-        losses.append(0.5 * (residual**2).mean())
-        w = w - lr * x.T @ residual / batch
-    return np.array(weights), np.array(losses)
+        losses.append(0.5 * (residual**2).mean(axis=1))
+        w = w - lr * np.einsum("rbk,rb->rk", x, residual) / batch
+    return np.stack(weights, axis=1), np.stack(losses, axis=1)
 
 
 def test_losses_without_noise_give_the_coefficients() -> None:
@@ -40,7 +41,7 @@ def test_losses_without_noise_give_the_coefficients() -> None:
 
 def test_it_is_the_maximum_of_the_likelihood() -> None:
     """Moving any coefficient by a thousandth of its standard error either way makes the gamma likelihood smaller."""
-    weights, losses = descent(1, [16] * 200, 0.02)
+    (weights,), (losses,) = descents(1, [16] * 200, 0.02)
     found = fit_bowl(weights, losses, np.full(200, 16.0))
     design = np.column_stack([weights**2, np.ones(200)])
 
@@ -62,12 +63,11 @@ def test_it_is_the_maximum_of_the_likelihood() -> None:
     ids=["single samples", "one batch", "growing"],
 )
 def test_95_percent_intervals_cover_the_truth_in_95_percent_of_runs(batches: list[int], lr: float) -> None:
-    """500 runs of SGD, seeds 0 to 499, whose weights depend on their earlier losses: each coefficient's share of
+    """500 runs of SGD whose weights depend on their earlier losses: each coefficient's share of
     intervals that hold the truth lies in 0.95 +- 0.03 (3 standard errors of the share), the mean dispersion in
     1 +- 0.03."""
     held, dispersions = np.zeros(3), []
-    for seed in range(500):
-        weights, losses = descent(seed, batches, lr)
+    for weights, losses in zip(*descents(500, batches, lr), strict=True):
         found = fit_bowl(weights, losses, np.array(batches, dtype=float))
         held += [found.interval(k)[0] <= TRUTH[k] <= found.interval(k)[1] for k in range(3)]
         dispersions.append(found.dispersion)
