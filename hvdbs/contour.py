@@ -25,10 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bowl:
-    """A run on a bowl: the ``truth`` and its logged ``windows``, a row of weights.csv each."""
+    """A run on a bowl: the ``truth`` and its logged ``windows``, a row of weights.csv each.
+
+    ``extrapolated``: their losses were taken elsewhere than at the weights of their rows.
+    """
 
     truth: AnalyticConfig
     windows: pd.DataFrame
+    extrapolated: bool
 
     @property
     def weights(self) -> NDArray[np.float64]:
@@ -36,23 +40,29 @@ class Bowl:
         return self.windows[["w1", "w2"]].to_numpy(float)
 
     def estimate(self) -> Estimate:
-        """Raises HvdbsError if the weights leave a coefficient open."""
+        """Raises HvdbsError if the weights leave a coefficient open, or are not where the losses were taken."""
+        if self.extrapolated:
+            raise HvdbsError(
+                "weights.csv: losses were taken at extrapolated weights, so they tell nothing of a, b and c"
+            )
         return fit_bowl(self.weights, self.windows.loss.to_numpy(float), self.windows.global_batch.to_numpy(float))
 
 
 def read_bowl(path: Path) -> Bowl | None:
     """The run in ``path`` if it is one on a bowl, else None. Raises HvdbsError for a damaged file."""
     try:
-        data: Any = yaml.safe_load((path / "config.yaml").read_text())["data"]
+        config: Any = yaml.safe_load((path / "config.yaml").read_text())
+        data = config["data"]
         if data["kind"] != "analytic" or data["analytic"]["surface"] != "bowl":
             return None
         names = {field.name for field in dataclasses.fields(AnalyticConfig)}
         truth = AnalyticConfig(**{name: value for name, value in data["analytic"].items() if name in names})
+        extrapolated = config["extrapolation"]["direction"] != "none"
     except (OSError, KeyError, TypeError):
         return None  # of another kind, or of an older version
     except (ValueError, yaml.YAMLError) as error:
         raise HvdbsError(f"{path / 'config.yaml'}: not a file of hvdbs, or damaged: {error}") from None
-    return Bowl(truth, _read(path / "weights.csv"))
+    return Bowl(truth, _read(path / "weights.csv"), extrapolated)
 
 
 def _read(file: Path) -> pd.DataFrame:

@@ -128,7 +128,7 @@ class WeightRow:
     """weights.csv, of models with few weights alone: where a loss of steps.csv was taken. After these columns follow
     ``w1``, ``w2``, ...: all weights before update ``step``, in parameter order.
 
-    ``loss`` is the mean over the window's ``global_batch`` samples, at these weights.
+    ``loss`` is the mean over the window's ``global_batch`` samples, at these weights unless gradients are extrapolated.
     """
 
     step: int

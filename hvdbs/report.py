@@ -268,7 +268,7 @@ def _bowl(bowl: contour.Bowl, picture: Path | None) -> list[str]:
     """What the run says of its bowl, drawn into ``picture``."""
     try:
         estimate = bowl.estimate()
-    except HvdbsError as error:  # a run that has hardly begun
+    except HvdbsError as error:  # the run has hardly begun, or its losses belong to other weights
         return [str(error)]
     lines = [contour.comparison(bowl.truth, estimate)]
     if picture is not None:

@@ -158,7 +158,7 @@ def test_a_process_that_ends_without_a_word_ends_the_watch(tmp_path: Path) -> No
 def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
     path = whole_run(tmp_path / "run")
     append(path / "evals.csv", b"1,2,x\n")
-    with pytest.raises(HvdbsError, match=r"evals\.csv: not a file of hvdbs, or damaged: 3 cells under 8"):
+    with pytest.raises(HvdbsError, match=r"evals\.csv: not a file of hvdbs, or damaged: 3 cells under 10"):
         watched(path, Time(), Patience())
     (path / "plan.json").write_text("{")
     with pytest.raises(HvdbsError, match=r"plan\.json: not a file of hvdbs, or damaged"):

@@ -107,7 +107,7 @@ def test_what_is_no_run_is_refused_in_one_line(tmp_path: Path, capsys: pytest.Ca
     foreign = whole_run(tmp_path / "foreign")
     (foreign / "steps.csv").write_text("date,price\n1,2\n")
     damaged, ragged = whole_run(tmp_path / "damaged"), whole_run(tmp_path / "ragged")
-    for run, line in ((damaged, "16,x,4.0,2,0.2,0.9,0.9,360\n"), (ragged, "1,2,3,4,5,6,7,8,9,10\n")):
+    for run, line in ((damaged, "16,x,4.0,2,0.2,0.9,0.9,360\n"), (ragged, "1,2,3,4,5,6,7,8,9,10,11\n")):
         with (run / "evals.csv").open("a") as file:
             file.write(line)
     for name, says in (

@@ -112,6 +112,19 @@ def test_the_coefficients_of_a_bowl_are_read_off_its_run(capsys: pytest.CaptureF
     assert "weights.csv: not a file of hvdbs, or damaged" in capsys.readouterr().err
 
 
+def test_losses_of_extrapolated_gradients_are_not_taken_for_those_of_the_logged_weights(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The run itself is fine, and ends nearer the minimum."""
+    away = ("--extrapolation.direction", "global_past", "--extrapolation.ratio", "1")
+    out = run("bowl", "run", *one_stage(100, 64, 0.005), *away)
+    gaps = [float(row["gap"]) for row in table(out / "evals.csv")]
+    assert gaps[-1] < 4.5 + 8.0
+    capsys.readouterr()
+    assert report.main([str(out)]) == 0
+    assert "weights.csv: losses were taken at extrapolated weights" in capsys.readouterr().out
+
+
 def test_a_run_on_another_surface_is_no_bowl(tmp_path: Path) -> None:
     out = run("least-squares", "run", *one_stage(2, 64, 0.1))
     assert read_bowl(out) is None
