@@ -37,6 +37,7 @@ from hvdbs.records import PlanRow
 from hvdbs.schedule import decide
 from hvdbs.stage_tables import resolve
 from hvdbs.step import Replica, Requests
+from hvdbs.surfaces import dimension
 from hvdbs.trail import Trail, logged_weights
 
 _TRIAL_PIXELS, _TRIAL_SAMPLES = 64, 4
@@ -192,12 +193,13 @@ def settle(config: Config, cores: float, device: torch.device) -> None:
 
 
 def invariant_layers(model: nn.Module, config: Config, comm: Communicator) -> list[str]:
-    """Collective. The scale-invariant weights of ``model``, as rank 0 finds them on noise of a few small images."""
+    """Collective. The scale-invariant weights of ``model``, as rank 0 finds them on noise of a few small samples."""
     names: list[str] = []
     if comm.rank == 0:
         size = min(config.data.image_size, _TRIAL_PIXELS)
         generator = torch.Generator().manual_seed(config.seed)
-        inputs = torch.randn(_TRIAL_SAMPLES, 3, size, size, generator=generator)
+        shape = (dimension(config.data.analytic),) if config.data.kind == "analytic" else (3, size, size)
+        inputs = torch.randn(_TRIAL_SAMPLES, *shape, generator=generator)
         names = scale_invariant(model, inputs.to(next(model.parameters()).device))
     found: list[str] = json.loads(comm.broadcast_bytes(json.dumps(names).encode()))
     return found

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from hvdbs import plan, report, train
+from hvdbs import command_line, plan, report, train
+from hvdbs.assembly import initial_model, invariant_layers
+from hvdbs.comm.local import Solo
 from hvdbs.contour import read_bowl
 from hvdbs.data.analytic import Logistic, logistic_minimiser
 from hvdbs.errors import HvdbsError
@@ -136,6 +138,21 @@ def test_a_run_on_another_surface_is_no_bowl(tmp_path: Path) -> None:
 def test_a_surface_can_be_planned_without_images(recipe: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert plan.main(["--config", recipe, "--np", "3", "--micro_batch", "1"]) == 0
     assert "total" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("model", "layers"), [("normalised_linear", ["weight"]), ("linear", [])])
+def test_the_engine_finds_the_weights_whose_scale_does_not_matter(model: str, layers: list[str]) -> None:
+    """By its trial, on inputs of the surface's dimension; and a VBS run with the engine on trains there."""
+    schedule = {"method": "vbs", "stage_epochs": [1, 1], "global_batch": 64, "largest_batch": 512, "factor": 0.25}
+    config = {"data": {"kind": "analytic", "analytic": {"surface": "least_squares"}, "train_samples": 4096}}
+    config["data"]["val_samples"] = 64
+    text = {**config, "model": {"name": model}, "dtype": "float64", "logging": {"tensorboard": False}}
+    text["schedule"] = schedule | {"lr": 0.02, "weight_decay": 0.01, "autotune": {"mode": "band"}}
+    Path("vbs.yaml").write_text(json.dumps(text))
+    parsed, _ = command_line.parse(train.parser(), ["--config", "vbs.yaml"])
+    assert invariant_layers(initial_model(parsed, None, torch.device("cpu")), parsed, Solo()) == layers
+    out = run("vbs.yaml", "run")
+    assert [int(row["global_batch"]) for row in table(out / "stages.csv")] == [64, 512]
 
 
 # --- logistic regression
