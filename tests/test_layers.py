@@ -34,6 +34,7 @@ LEVELS = [
     {"data", "model"},
     {"loss", "gradients", "extrapolation", "batch_norm", "invariance", "optim", "step", "evaluation", "replicas"},
     {
+        "branch",
         "devices",
         "engine",
         "environment",
