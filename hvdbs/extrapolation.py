@@ -78,11 +78,11 @@ class Extrapolation:
         """This rank's parts of ``window``; at most one where nothing is taken apart. ``scale``: of the loss."""
         self._length = reach.length(self.config, decision.stage, window.begin, decision.lr)
         if not reach.active(self.config, decision.stage, window.begin):
-            if self._x:
+            if self._x or self._kept:
                 self._release()
             return [Part(0, mine)] if mine else []
         if not self._x:
-            self._make_room()
+            self._x = [torch.empty_like(value) for value in self._values()]
         self._factor = window.global_batch / scale()
         if self._length:
             torch._foreach_copy_(self._x, self._values())
@@ -92,7 +92,7 @@ class Extrapolation:
 
     def look(self, part: Part) -> None:
         """The gradients of ``part`` at x are in the buckets: they become its direction."""
-        self._reducer.copy_to(self._kept[WHOLE], self._factor / part.size)
+        self._reducer.copy_to(self._room(WHOLE), self._factor / part.size)
         self._known = {WHOLE}
         self._reducer.begin_part()
 
@@ -119,7 +119,7 @@ class Extrapolation:
         if not self._x or self.config.direction != "local_past":
             return None, 1.0
         self._known.add(part.worker)
-        return self._kept[part.worker], self._factor / part.size
+        return self._room(part.worker), self._factor / part.size
 
     def leave(self, part: Part) -> None:
         """The last backward pass of ``part`` is done."""
@@ -143,7 +143,7 @@ class Extrapolation:
         if not finite:
             self._known = set()
         elif self._x and self.config.direction == "global_past":
-            self._reducer.copy_to(self._kept[WHOLE], 1.0)
+            self._reducer.copy_to(self._room(WHOLE), 1.0)
             self._known = {WHOLE}
 
     def replicated_state(self) -> Tensors:
@@ -163,18 +163,16 @@ class Extrapolation:
 
     def load(self, state: dict[int, Tensors]) -> None:
         """Take back what ``own_state`` gave, of these virtual workers; ``replicated_state`` under WHOLE."""
-        if not self._x:
-            self._make_room()
         for worker, tensors in state.items():
-            for parameter, view in zip(self._parameters, self._kept[worker].views, strict=True):
+            for parameter, view in zip(self._parameters, self._room(worker).views, strict=True):
                 view.copy_(tensors[self._names[id(parameter)]])
             self._known.add(worker)
 
-    def _make_room(self) -> None:
-        self._x = [torch.empty_like(parameter) for parameter in self._values()]
-        if not self.config.noise:
-            held = self._own if self.config.direction == "local_past" else (WHOLE,)
-            self._kept = {worker: self._reducer.blank() for worker in held}
+    def _room(self, which: int) -> Gradients:
+        """Where the gradient of ``which`` is kept; there may be many workers that never have a micro-batch."""
+        if which not in self._kept:
+            self._kept[which] = self._reducer.blank()
+        return self._kept[which]
 
     def _named(self, which: int) -> Tensors:
         names = (self._names[id(parameter)] for parameter in self._parameters)

@@ -86,16 +86,20 @@ def _check_extrapolation(config: Config, schedule: Schedule, world_size: int) ->
         raise refusal("extrapolation.until.stage", until, f"is beyond the last stage, {stages - 1}", nearest)
 
 
-def extrapolation_lines(config: Config, model: nn.Module, world_size: int) -> list[str]:
+def extrapolation_lines(config: Config, model: nn.Module, rows: list[PlanRow]) -> list[str]:
     """What a person should know beside the stage table: where gradients are taken, and what that costs in memory."""
     chosen = config.extrapolation
     if not chosen.enabled:
         return []
     nbytes = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
-    times = reach.buffers(chosen, world_size)
+    world_size = rows[0].world_size
+    busiest = [
+        row.micro_batches_busiest for row in rows if row.steps and reach.active(chosen, row.stage, row.samples_begin)
+    ]
+    times = reach.buffers(chosen, world_size, busiest)
     lines = [
-        f"extrapolation: {reach.described(chosen, world_size)}; "
-        f"{times} x {console.size(nbytes)} of memory on each rank."
+        f"extrapolation: {reach.described(chosen, world_size)}.",
+        f"memory for it on each rank: {times} x the trained parameters, {console.size(times * nbytes)} at most.",
     ]
     if chosen.depends_on_ranks:
         lines.append(

@@ -153,7 +153,7 @@ def described(config: ExtrapolationConfig, world_size: int) -> str:
     words: str = config.direction
     if config.reads_workers:
         many = virtual_workers(config, world_size)
-        words += f" over {many} virtual worker{'' if many == 1 else 's'}"
+        words += f" over {many:,} virtual worker{'' if many == 1 else 's'}"
         if config.depends_on_ranks:
             words += ", one for each rank"
     if config.unit == "micro" and not config.noise:
@@ -166,16 +166,20 @@ def described(config: ExtrapolationConfig, world_size: int) -> str:
     return words
 
 
-def buffers(config: ExtrapolationConfig, world_size: int) -> int:
-    """How many times a rank holds as much as the trained parameters take, on top of plain training.
+def buffers(config: ExtrapolationConfig, world_size: int, micro_batches: Sequence[int]) -> int:
+    """How many times a rank holds as much as the trained parameters take, at most, on top of plain training.
 
-    A copy of x; what the gradient directions keep for each of the rank's own virtual workers, or once; and, where a
-    rank takes the gradients of several places apart, their total.
+    A copy of x; what the gradient directions keep for each of the rank's own virtual workers that ever has a
+    micro-batch, or once; and, where a rank takes the gradients of several places apart, their total.
+    ``micro_batches``: of the busiest rank in a window, by stage.
     """
-    if not config.enabled:
+    if not config.enabled or not any(micro_batches):
         return 0
     if config.noise:
         return 1
-    own = virtual_workers(config, world_size) // world_size if config.direction == "local_past" else 1
-    several = config.unit == "micro" or virtual_workers(config, world_size) > world_size
-    return 1 + own + several
+    if config.direction == "global_past":
+        return 2
+    own, busiest = virtual_workers(config, world_size) // world_size, max(micro_batches)
+    kept = min(own, sum(micro_batches)) if config.direction == "local_past" else 1
+    several = busiest > 1 and (config.unit == "micro" or own > 1)
+    return 1 + kept + several

@@ -129,7 +129,7 @@ def _run(comm: Communicator, config: Config, arguments: Namespace, out: list[Pat
         return 0
     out.append(path)
     say(console.stage_table(made.plan))
-    beside = planning.extrapolation_lines(made.run.config, made.run.replica.model, comm.world_size)
+    beside = planning.extrapolation_lines(made.run.config, made.run.replica.model, made.plan)
     for line in (*beside, *planning.warnings(made.plan)):
         say(line)
     if comm.backend != "solo":

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
+import pytest
 import rig
 import torch
 from reference import Stage
@@ -19,6 +21,21 @@ from hvdbs.comm import Communicator
 from hvdbs.comm.local import Solo
 from hvdbs.data import Batch
 from hvdbs.reach import ExtrapolationConfig
+
+GRADIENT = ("local_past", "global_past", "same_sample")
+NOISE = ("noise_uniform", "noise_gaussian", "noise_weight", "noise_filter")
+
+
+def away(direction: str, workers: int | str | None = 1, **fields: Any) -> ExtrapolationConfig:
+    """The config of ``direction``, ratio 0.5 unless a length is given, ``workers`` where it reads them."""
+    if "length" not in fields:
+        fields.setdefault("ratio", 0.5)
+    config = ExtrapolationConfig(direction, **fields)  # type: ignore[arg-type]
+    return ExtrapolationConfig(direction, virtual_workers=workers if config.reads_workers else None, **fields)  # type: ignore[arg-type]
+
+
+def close(got: Any, expected: Any) -> None:
+    assert list(got) == pytest.approx(list(expected), rel=1e-13, abs=1e-15)
 
 
 class Bowl(nn.Module):
@@ -60,6 +77,9 @@ class Positions:
 def in_turn(*samples: tuple[float, float]) -> Positions:
     """The ``samples`` (curvature, centre), over and over."""
     return Positions(lambda position: samples[position % len(samples)])
+
+
+BOWL = in_turn((1.0, 0.0))
 
 
 def path(
