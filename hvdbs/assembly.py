@@ -125,13 +125,14 @@ def assemble(
     progress, best, totals = Progress(), None, Totals()
     if state is not None:
         assert found is not None
-        with agreed(comm):
+        with agreed(comm), checkpoint.fitting(found):
             checkpoint.take_back(replica, state, found, say)
-        progress, best, totals = state.progress, state.best_merit, Totals.of(state.totals)
+            progress, best, totals = state.progress, state.best_merit, Totals.of(state.totals)
     engine = None
     if tunes(config):
-        known = EngineState(invariant_layers(model, config, comm)) if state is None else load_state(state.engine)
-        engine = Engine(config, schedule, n, known)
+        known = EngineState(invariant_layers(model, config, comm)) if state is None else None
+        with agreed(comm), checkpoint.fitting(found or out):
+            engine = Engine(config, schedule, n, known or load_state(state.engine if state else {}))
     about = {"host": socket.gethostname(), "device": device_name(device)}
     everyone = [json.loads(text) for text in comm.gather_bytes(json.dumps(about).encode())]
     unsaid = comm.broadcast_bytes(b"1" if comm.rank == 0 and _cut_off(out, found) else b"0") == b"1"

@@ -11,11 +11,13 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from types import UnionType
+from typing import Any, get_origin, get_type_hints
 
 import torch
 
@@ -260,6 +262,10 @@ def load(data: bytes, device: torch.device) -> State:
         if content["format"] != FORMAT:
             raise refusal("checkpoint: format", content["format"], "is not known", f"{FORMAT}")
         content["progress"] = Progress(**content["progress"])
+        for name, hint in get_type_hints(State).items():
+            kind = hint if isinstance(hint, UnionType) else get_origin(hint) or hint
+            if not isinstance(content[name], kind):
+                raise TypeError(f"{name} is of type {type(content[name]).__name__}")
         return State(**{name: content[name] for name in State.__dataclass_fields__})
     except HvdbsError:
         raise
@@ -267,6 +273,16 @@ def load(data: bytes, device: torch.device) -> State:
         # torch goes on to tell how a file that is not trusted could be loaded all the same.
         reason = str(error).split(". ")[0]
         raise HvdbsError(f"checkpoint: model.pt is not one of hvdbs ({type(error).__name__}: {reason})") from None
+
+
+@contextmanager
+def fitting(folder: Path) -> Iterator[None]:
+    """What libraries make of a state that is not this run's, though the manifest vouches for it, as HvdbsError."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise HvdbsError(f"checkpoint: {folder} does not fit this run ({type(error).__name__}: {reason})") from None
 
 
 def take_back(replica: Replica, state: State, folder: Path, say: Callable[[str], None]) -> None:
