@@ -46,13 +46,13 @@ class Extrapolation:
     ) -> None:
         """Raises HvdbsError if the virtual workers cannot be shared by ``world_size`` ranks."""
         self.config = config
-        self.looks = config.enabled and config.direction == "same_sample"
         self.workers = reach.virtual_workers(config, world_size)
         self._reducer = reducer
         self._seed = seed
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._parameters = reducer.parameters
-        self._own = range(rank * self.workers // world_size, (rank + 1) * self.workers // world_size)
+        per_rank = self.workers // world_size if config.direction == "local_past" else 0
+        self._own = range(rank * per_rank, (rank + 1) * per_rank)
         # Mean gradients by virtual worker, or one under WHOLE; those that have been taken stand in _known.
         self._kept: dict[int, Gradients] = {}
         self._known: set[int] = set()
@@ -62,8 +62,16 @@ class Extrapolation:
         self._last: Part | None = None
 
     @property
+    def looks(self) -> bool:
+        """Whether each part of this window is gone through at x first."""
+        return bool(self._length) and self.config.direction == "same_sample"
+
+    @property
     def per_rank(self) -> bool:
-        """Whether ranks hold what others do not, so that each writes a file of its own into checkpoints."""
+        """Whether ranks hold what others do not, so that each writes a file of its own into checkpoints.
+
+        The same on every rank once the first window has begun.
+        """
         return bool(self._x) and self.config.direction == "local_past"
 
     @property
@@ -152,7 +160,7 @@ class Extrapolation:
 
     def own_state(self) -> dict[int, Tensors]:
         """By virtual worker what this rank alone holds."""
-        return {worker: self._named(worker) for worker in self._own if worker in self._known} if self.per_rank else {}
+        return {worker: self._named(worker) for worker in self._own if worker in self._known}
 
     def wanted(self, saved_by: int) -> dict[int, list[int]]:
         """The virtual workers of this rank by the rank that has saved them, of ``saved_by`` ranks."""

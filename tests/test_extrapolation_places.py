@@ -230,6 +230,18 @@ def test_beyond_its_end_training_is_plain_and_nothing_is_held(tmp_path: Path, un
     assert held[3:] == [0] * 3
 
 
+def test_beyond_its_end_no_sample_is_gone_through_twice(tmp_path: Path) -> None:
+    """The gradient at x on the same samples, 5 micro-batches in a window: 3 updates of it, then 3 plain ones."""
+    model = bowls.Bowl(1.0)
+    seen = places(model)
+    extrapolation = away("same_sample", 1, until=UntilConfig(stage=1))
+    stages = (Stage(150, 50, 0.1), Stage(150, 50, 0.1))
+    config = rig.settings(stages, micro_batch=10, momentum=0.0, extrapolation=extrapolation)
+    rig.trained(Solo(), config, model, BOWL, tmp_path)  # type: ignore[arg-type]
+    assert len(seen) == 5 * (2 * 3 + 3)
+    close([model.w.item()], [0.905**3 * 0.9**3])
+
+
 @pytest.mark.parametrize("direction", ["local_past", "global_past"])
 def test_after_a_window_that_was_skipped_the_next_update_is_plain(tmp_path: Path, direction: str) -> None:
     """Update 3's sample is infinitely curved: nothing moves, and update 4 starts again without a direction."""

@@ -313,5 +313,5 @@ def test_run_directories_that_nodes_do_not_share_are_refused(comm: Communicator,
     batches = rig.memory(rig.IMAGE).train(window.dealt_to(comm.rank, comm.world_size))
     replica.run(window, Decision(0, 50, 0.1, 0.0), 0, batches, Requests())
     with pytest.raises(AgreedError, match="must be on a file system that all nodes share"):
-        Saver(place, config, comm, None).save(replica, Progress(1, 50), None, {}, False)
+        Saver(place, config, comm, None).save(replica, Progress(1, 50), None, {}, False, {})
     assert not list(place.rglob("manifest.json"))
