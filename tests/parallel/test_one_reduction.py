@@ -156,5 +156,5 @@ def test_a_whole_run_reduces_what_was_planned(comm: Communicator, shared: Path) 
     for event in counted.events:
         calls[event.name] = calls.get(event.name, 0) + 1
     buckets = {bucket.name: steps for bucket in trip.run.replica.reducer.buckets}
-    others = {"compare": 3, "broadcast_bytes": 3, "agree": 1, "evaluation.7": 1}
+    others = {"compare": 3, "broadcast_bytes": 3, "agree": 1, "evaluation.9": 1}
     assert calls == {"carry": steps, **buckets, **others}
