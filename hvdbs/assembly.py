@@ -129,10 +129,13 @@ def assemble(
             checkpoint.take_back(replica, state, found, say)
             progress, best, totals = state.progress, state.best_merit, Totals.of(state.totals)
     engine = None
+    invariant: tuple[str, ...] = ()
+    if config.schedule.method == "vbs":
+        invariant = invariant_layers(model, config, comm)
     if tunes(config):
-        known = EngineState(invariant_layers(model, config, comm)) if state is None else None
         with agreed(comm), checkpoint.fitting(found or out):
-            engine = Engine(config, schedule, n, known or load_state(state.engine if state else {}))
+            known = EngineState(list(invariant)) if state is None else load_state(state.engine)
+            engine = Engine(config, schedule, n, known)
     about = {"host": socket.gethostname(), "device": device_name(device)}
     everyone = [json.loads(text) for text in comm.gather_bytes(json.dumps(about).encode())]
     unsaid = comm.broadcast_bytes(b"1" if comm.rank == 0 and _cut_off(out, found) else b"0") == b"1"
@@ -159,7 +162,7 @@ def assemble(
                 ) from None
             display = console.Display(plan[-1].samples_end, config.logging.line_seconds)
             trail = Trail(model, files) if weights else None
-            account = Account(config, comm, schedule, n, files, display, totals, trail)
+            account = Account(config, comm, schedule, n, files, display, totals, trail, invariant)
     saver = Saver(out / "checkpoints", config, comm, found)
 
     def stop_asked() -> bool:
@@ -193,7 +196,7 @@ def settle(config: Config, cores: float, device: torch.device) -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
 
 
-def invariant_layers(model: nn.Module, config: Config, comm: Communicator) -> list[str]:
+def invariant_layers(model: nn.Module, config: Config, comm: Communicator) -> tuple[str, ...]:
     """Collective. The scale-invariant weights of ``model``, as rank 0 finds them on noise of a few small samples."""
     names: list[str] = []
     if comm.rank == 0:
@@ -202,8 +205,7 @@ def invariant_layers(model: nn.Module, config: Config, comm: Communicator) -> li
         shape = (dimension(config.data.analytic),) if config.data.kind == "analytic" else (3, size, size)
         inputs = torch.randn(_TRIAL_SAMPLES, *shape, generator=generator)
         names = scale_invariant(model, inputs.to(next(model.parameters()).device))
-    found: list[str] = json.loads(comm.broadcast_bytes(json.dumps(names).encode()))
-    return found
+    return tuple(json.loads(comm.broadcast_bytes(json.dumps(names).encode())))
 
 
 def initial_model(config: Config, classes: int | None, device: torch.device) -> nn.Module:

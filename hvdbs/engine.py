@@ -130,7 +130,7 @@ class Engine:
 def _words(tuned: autotune.Tuned, weight_decay: float) -> str:
     place = f"{tuned.before:.3g} times that of stage 0, for a band of {tuned.low:.3g} to {tuned.high:.3g}"
     if tuned.weight_decay == weight_decay:
-        return f"the effective lr will be {place}: weight decay stays"
+        return f"the effective lr will be {place}: weight decay stays{', at its limit' if tuned.clamped else ''}"
     end = " at its limit" if tuned.clamped else f", for {tuned.after:.3g}"
     return f"the effective lr would be {place}: weight decay is times {tuned.weight_decay / weight_decay:.4g}{end}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -135,6 +136,9 @@ def is_decayed(name: str, parameter: torch.Tensor) -> bool:
     return parameter.ndim > 1 and not name.endswith(".bias")
 
 
-def group_of(name: str, parameter: torch.Tensor) -> str:
-    """The parameter's group in layers.csv: ``w`` for decayed weights, ``none`` for norms and biases."""
-    return "w" if is_decayed(name, parameter) else "none"
+def group_of(name: str, parameter: torch.Tensor, invariant: Collection[str] = ()) -> str:
+    """The parameter's group in layers.csv: ``none`` for norms and biases, ``si`` for weights known to be
+    scale-invariant (those named in ``invariant``), ``w`` for other decayed weights."""
+    if not is_decayed(name, parameter):
+        return "none"
+    return "si" if name in invariant else "w"

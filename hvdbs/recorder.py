@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -146,7 +147,9 @@ class Account:
         display: Display,
         totals: Totals,
         trail: Trail | None = None,
+        invariant: Collection[str] = (),
     ) -> None:
+        self._invariant = frozenset(invariant)
         self.counted = totals
         self._trail = trail
         self._config = config
@@ -306,7 +309,7 @@ class Account:
         rows = []
         for name, parameter in replica.model.named_parameters():
             if parameter.grad is not None:
-                group, norm = group_of(name, parameter), parameter.detach().norm().item()
+                group, norm = group_of(name, parameter, self._invariant), parameter.detach().norm().item()
                 moved = effective_lr(lr, self._config.optimizer.momentum)
                 rows.append(
                     LayerRow(
@@ -317,7 +320,7 @@ class Account:
                         group,
                         norm,
                         parameter.grad.norm().item(),
-                        moved / norm**2 if group == "w" and norm > 0 else None,
+                        moved / norm**2 if group != "none" and norm > 0 else None,
                     )
                 )
         return rows

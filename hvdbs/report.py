@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pandas as pd
 
-from hvdbs import contour
+from hvdbs import contour, norms
 from hvdbs.console import above_minimum, count, duration, number, plural, share, shown, size, table
 from hvdbs.errors import HvdbsError, refusal
 from hvdbs.files import atomic_writer, whole_lines
@@ -36,6 +36,10 @@ _TYPES: dict[object, type] = {int: int, float: float, float | None: float}
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 
 
+def _colour(at: int) -> str:
+    return _COLOURS[at % len(_COLOURS)]
+
+
 @dataclass(frozen=True)
 class Run:
     """The tables of one run directory; a row is a row of the CSV of that name."""
@@ -45,13 +49,14 @@ class Run:
     stages: pd.DataFrame
     steps: pd.DataFrame
     evals: pd.DataFrame
+    layers: pd.DataFrame
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
     """The runs, labelled by the shortest ends of their paths that differ. Raises HvdbsError for what is
     none."""
     return [
-        Run(path, label, *(read_table(path, f"{name}.csv") for name in ("stages", "steps", "evals")))
+        Run(path, label, *(read_table(path, f"{name}.csv") for name in ("stages", "steps", "evals", "layers")))
         for path, label in zip(paths, labels(paths), strict=True)
     ]
 
@@ -144,7 +149,7 @@ def figure(runs: Sequence[Run]) -> Figure:
     result = Figure(figsize=(10, 7.2), dpi=150, layout="constrained")
     axes = result.subplots(3, 2, sharex="col", sharey="row", gridspec_kw={"height_ratios": [3, 3, 1.6]})
     classes = any(run.evals.top1.notna().any() or run.evals.empty for run in runs)
-    colours = [_COLOURS[at % len(_COLOURS)] for at in range(len(runs))]
+    colours = [_colour(at) for at in range(len(runs))]
     for column, clock in enumerate(("samples_seen", "step")):
         for run, colour in zip(runs, colours, strict=True):
             _draw(run, colour, clock, classes, *axes[:, column])
@@ -254,6 +259,10 @@ def report(paths: Sequence[Path], out: Path) -> str:
         out.mkdir(parents=True, exist_ok=True)
         with atomic_writer(out / "report.png") as file:
             figure(runs).savefig(file, format="png")
+        drawn = norms.figure([(run.label, _colour(at), run.layers) for at, run in enumerate(runs)])
+        if drawn is not None:
+            with atomic_writer(out / "norms.png") as file:
+                drawn.savefig(file, format="png")
     except OSError as error:
         raise HvdbsError(f"--out: {out} cannot be written: {error.strerror}") from None
     lines: list[str] = []
@@ -261,7 +270,8 @@ def report(paths: Sequence[Path], out: Path) -> str:
         lines += [shown(run.path), stage_table(run) if len(run.stages) else "  no stage has ended yet", ""]
         if (bowl := contour.read_bowl(run.path)) is not None:
             lines += [*_bowl(bowl, out / "surface.png" if len(runs) == 1 else None), ""]
-    return "\n".join([*lines, *map(last_score, runs), f"wrote {shown(out / 'report.png')}"])
+    pictures = ["report.png"] if drawn is None else ["report.png", "norms.png"]
+    return "\n".join([*lines, *map(last_score, runs), *(f"wrote {shown(out / name)}" for name in pictures)])
 
 
 def _bowl(bowl: contour.Bowl, picture: Path | None) -> list[str]:

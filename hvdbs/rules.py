@@ -76,6 +76,14 @@ def check(config: Config) -> None:
         raise refusal("seed", config.seed, "must lie in [0, 2^63)")
     if config.optimizer.name == "adagrad" and config.optimizer.momentum:
         raise refusal("optimizer.momentum", config.optimizer.momentum, "is not read by adagrad", "momentum: 0")
+    tuning = config.schedule.autotune
+    if not 0 < tuning.horizon <= 1:
+        raise refusal("schedule.autotune.horizon", tuning.horizon, "must lie in (0, 1]", "0.2")
+    if not (math.isfinite(tuning.largest_change) and tuning.largest_change >= 1):
+        raise refusal("schedule.autotune.largest_change", tuning.largest_change, "must be at least 1 and finite", "8")
+    if tuning.mode == "band" and config.optimizer.name != "sgd":
+        rule = f"predicts norms under optimizer.name sgd, not {config.optimizer.name}"
+        raise refusal("schedule.autotune.mode", "band", rule, "mode: rule")
     gamma = config.optimizer.proximal_gamma
     if gamma is not None and not (math.isfinite(gamma) and gamma > 0):
         raise refusal("optimizer.proximal_gamma", gamma, "must be positive and finite", "null switches it off")

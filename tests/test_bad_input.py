@@ -221,6 +221,15 @@ def test_a_config_that_is_not_there(refused: Refused, name: str, line: str) -> N
             "optimizer.nesterov: True needs momentum; optimizer.momentum: 0.9",
         ),
         ("--optimizer.name adagrad", "optimizer.momentum: 0.9 is not read by adagrad; momentum: 0"),
+        ("--schedule.autotune.horizon 0", "schedule.autotune.horizon: 0.0 must lie in (0, 1]; 0.2"),
+        (
+            "--schedule.autotune.largest_change 0.5",
+            "schedule.autotune.largest_change: 0.5 must be at least 1 and finite; 8",
+        ),
+        (
+            "--schedule.autotune.mode band --optimizer.name adagrad --optimizer.momentum 0",
+            "schedule.autotune.mode: band predicts norms under optimizer.name sgd, not adagrad; mode: rule",
+        ),
         (
             "--optimizer.proximal_gamma 0",
             "optimizer.proximal_gamma: 0.0 must be positive and finite; null switches it off",

@@ -47,7 +47,7 @@ LEVELS = [
         "loop",
         "assembly",
     },
-    {"train", "plan", "report", "contour", "follow", "data.__main__"},
+    {"train", "plan", "report", "contour", "norms", "follow", "data.__main__"},
 ]
 HOME = {"horovod": {"comm.horovod"}, "nvidia": {"data.imagenet"}, "mpi4py": {"comm.horovod"}}
 MODULES = sorted(ROOT.rglob("*.py"))
