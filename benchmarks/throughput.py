@@ -76,10 +76,16 @@ class Hvdbs:
         self.step = 0
 
     def update(self, accumulation: int) -> None:
+        self.run(accumulation, measured=False)
+
+    def run(self, accumulation: int, *, measured: bool) -> None:
+        """Collective. One update; ``measured``: with the norms that the noise scale and the engine go by."""
         global_batch = accumulation * self.micro_batch * self.replica.comm.world_size
         window = Window(0, global_batch, self.micro_batch)
         decision = Decision(0, global_batch, LR, WEIGHT_DECAY)
-        self.replica.run(window, decision, self.step, self.batches, self.requests)
+        self.replica.run(
+            window, decision, self.step, self.batches, self.requests, measure=measured, layer_norms=measured
+        )
         self.step += 1
 
 
