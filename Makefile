@@ -15,7 +15,7 @@ SETUP := PYTHON="$(PYTHON)" tools/setup.sh --venv "$(VENV)" $(if $(CUDA),--cuda 
     $(if $(TORCH),--torch "$(TORCH)")
 
 .PHONY: help setup wheels demo test test-unit test-parallel test-nccl test-gpu lint format type
-.PHONY: bench bench-throughput bench-methods bench-overhead bench-sharing bench-loader clean
+.PHONY: bench bench-throughput bench-methods bench-theory bench-overhead bench-sharing bench-loader clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r target what; do \
@@ -72,6 +72,9 @@ bench-throughput: setup ## samples/s of updates, one rank and two, against plain
 bench-methods: setup ## what extrapolation and the engine's statistics cost beside a plain update
 	@$(BIN)/python -m benchmarks.methods --out $(RESULTS)/methods.csv
 
+bench-theory: setup ## SEBS's theory on least squares: the best batch, and the gap of each stage
+	@$(BIN)/python -m benchmarks.theory --out $(RESULTS)/theory.csv --plot docs/sebs-theory.png
+
 bench-overhead: setup ## what the loop itself costs: between updates, per micro-batch, memory
 	@$(BIN)/python -m benchmarks.overhead --out $(RESULTS)/overhead.csv
 
@@ -81,7 +84,7 @@ bench-sharing: setup ## ranks that share cores: Horovod's cycle time, MPI's yiel
 bench-loader: setup ## images/s of our sources, DALI's own reader and torch's DataLoader, on photographs made once
 	@$(BIN)/python -m benchmarks.loader --out $(RESULTS)/loader.csv
 
-bench: bench-throughput bench-methods bench-overhead bench-sharing bench-loader ## all of these; see benchmarks/README.md
+bench: bench-throughput bench-methods bench-theory bench-overhead bench-sharing bench-loader ## all of these; see benchmarks/README.md
 
 clean: ## remove what tools left; the environment, data/, runs/ and the cached wheels stay
 	@rm -rf build dist ./*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 
-from benchmarks import loader, photographs, throughput
+from benchmarks import loader, photographs, theory, throughput
 from benchmarks.measure import facts, ratio_interval, write
 from benchmarks.sources import OURS, REFERENCE, SOURCES, Batches, Setting
 
@@ -188,3 +188,36 @@ def test_the_loader_s_summary_is_of_pairs_in_the_order_of_the_sources() -> None:
 )
 def test_the_loader_s_verdict_is_on_the_whole_interval(interval: tuple[float, float, float], answer: str) -> None:
     assert answer in loader.verdict(*interval).split(": ")[-1]
+
+
+def test_the_best_batch_is_the_least_point_of_the_bound() -> None:
+    """On the bound itself, a b + c / b, whose minimum is sqrt(c / a)."""
+    means = [0.002 * b + 50 / b for b in theory.BATCHES]
+    assert theory.best_batch(theory.BATCHES, means) == pytest.approx((50 / 0.002) ** 0.5, rel=0.01)
+
+
+def test_the_slope_is_that_of_the_theory_where_gaps_are_the_bound() -> None:
+    rows = [
+        {"distance": d, "global_batch": b, "gap": d**2 * b / (4 * 0.25 * 65536) + 0.25 * 16 / (4 * b)}
+        for d in theory.DISTANCES
+        for b in theory.BATCHES
+    ]
+    slope, table = theory.slope(pd.DataFrame(rows))
+    assert slope == pytest.approx(-1, abs=0.01)
+    assert list(table.b_best) == pytest.approx(list(table.b_star), rel=0.03)
+
+
+def test_the_stages_that_were_measured_are_those_of_the_exact_second_moments() -> None:
+    """The committed results: each mean gap within four standard errors of what the recursion says, slope -1 +- 0.2."""
+    rows = pd.read_csv(Path(__file__).parent.parent / "benchmarks" / "results" / "theory.csv")
+    assert theory.slope(rows[rows.part == "sweep"])[0] == pytest.approx(-1, abs=0.2)
+    for (method, stage), group in rows[rows.part == "stages"].groupby(["method", "stage"]):
+        expected = theory.second_moments(str(method))[int(stage)]
+        assert group.expected_gap.iloc[0] == pytest.approx(expected, rel=1e-12)
+        assert abs(group.gap.mean() - expected) < 4 * group.gap.sem()
+
+
+def test_a_staged_run_logs_the_exact_gap_before_every_update_and_at_its_end() -> None:
+    log = theory.gaps({"method": "constant", "samples": 640, "global_batch": 64, "lr": 0.25}, 3.0, 0, 640)
+    assert list(log.step) == list(range(1, 12)) and log.gap.iloc[0] == pytest.approx(4.5)
+    assert log.gap.iloc[-1] < log.gap.iloc[0] / 10
