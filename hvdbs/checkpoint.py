@@ -217,20 +217,17 @@ def find(out: Path, resume: str, say: Callable[[str], None], option: str = "--re
     """
     if resume == "auto":
         return _newest_whole(out / "checkpoints", say)
-    path = Path(resume)
+    path, whole_one = Path(resume), "--resume auto takes the newest whole one of --out"
+    if option != "--resume":
+        whole_one = "name a folder checkpoints/step-N, or a run for its newest"
     if not path.exists():
-        raise refusal(option, path, "does not exist", "--resume auto takes the newest whole checkpoint of --out")
+        raise refusal(option, path, "does not exist", whole_one)
     for folder in (path / "checkpoints", path):
         if (whole := _newest_whole(folder, say)) is not None:
             path = whole
             break
     if (problem := fault(path)) is not None:
-        raise refusal(
-            option,
-            path,
-            f"is no whole checkpoint ({problem})",
-            "--resume auto takes the newest whole one",
-        )
+        raise refusal(option, path, f"is no whole checkpoint ({problem})", whole_one)
     newest = _newest_whole(out / "checkpoints", say)
     if newest is not None and path.parent.resolve() == newest.parent.resolve() and path.name != newest.name:
         raise refusal(

@@ -259,7 +259,7 @@ def test_a_config_that_is_not_there(refused: Refused, name: str, line: str) -> N
         ("--resume auto", "--resume: auto needs --out, the run directory to go on in"),
         (
             "--resume nowhere",
-            "--resume: nowhere does not exist; --resume auto takes the newest whole checkpoint of --out",
+            "--resume: nowhere does not exist; --resume auto takes the newest whole one of --out",
         ),
     ],
 )
@@ -718,7 +718,7 @@ def test_a_checkpoint_that_is_not_whole(
     damage(run / "checkpoints" / "step-8" / "model.pt")
     said = refused("--resume", "run/checkpoints/step-8")
     assert said == (
-        f"--resume: run/checkpoints/step-8 is no whole checkpoint ({line}); --resume auto takes the newest whole one"
+        f"--resume: run/checkpoints/step-8 is no whole checkpoint ({line}); --resume auto takes the newest whole one of --out"
     )
     # Every entry into the run passes it over, aloud, for the one before, and ends where the whole one did.
     assert train.main(["--config", "good.yaml", "--out", "run", "--resume", "auto"]) == 0
