@@ -718,7 +718,8 @@ def test_a_checkpoint_that_is_not_whole(
     damage(run / "checkpoints" / "step-8" / "model.pt")
     said = refused("--resume", "run/checkpoints/step-8")
     assert said == (
-        f"--resume: run/checkpoints/step-8 is no whole checkpoint ({line}); --resume auto takes the newest whole one of --out"
+        f"--resume: run/checkpoints/step-8 is no whole checkpoint ({line}); "
+        "--resume auto takes the newest whole one of --out"
     )
     # Every entry into the run passes it over, aloud, for the one before, and ends where the whole one did.
     assert train.main(["--config", "good.yaml", "--out", "run", "--resume", "auto"]) == 0
