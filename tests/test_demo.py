@@ -118,7 +118,8 @@ def test_an_interrupted_demo_takes_the_whole_group_with_it(tmp_path: Path, numbe
     child = training(f"{note}; create(out); time.sleep(60)", out)
     code = (
         f"import os, sys; sys.path.insert(0, {str(TESTS.parent / 'tools')!r})\n"
-        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where tests are in the background
+        # SIGINT is ignored where tests were started in the background.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from pathlib import Path; import demo\n"
         f"command = ['sh', '-c', '\"$@\"; exit $?', 'sh', *{child!r}]\n"
         f"sys.exit(demo.watch(command, Path({str(out)!r}), Path({str(tmp_path / 'log')!r}), os.environ))"

@@ -150,7 +150,7 @@ def test_the_engine_finds_the_weights_whose_scale_does_not_matter(model: str, la
     text["schedule"] = schedule | {"lr": 0.02, "weight_decay": 0.01, "autotune": {"mode": "band"}}
     Path("vbs.yaml").write_text(json.dumps(text))
     parsed, _ = command_line.parse(train.parser(), ["--config", "vbs.yaml"])
-    assert invariant_layers(initial_model(parsed, None, torch.device("cpu")), parsed, Solo()) == layers
+    assert list(invariant_layers(initial_model(parsed, None, torch.device("cpu")), parsed, Solo())) == layers
     out = run("vbs.yaml", "run")
     assert [int(row["global_batch"]) for row in table(out / "stages.csv")] == [64, 512]
 
