@@ -17,11 +17,18 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
+from jsonargparse import (
+    ArgumentError,
+    ArgumentParser,
+    DefaultHelpFormatter,
+    Namespace,
+    set_loader,
+    set_parsing_settings,
+)
 
 from hvdbs.config import Config, to_yaml
 from hvdbs.errors import HvdbsError, refusal, suggestion
-from hvdbs.rules import check
+from hvdbs.rules import check, check_range
 from hvdbs.schedule import StageConfig
 
 RECIPES = Path(__file__).parent / "recipes"
@@ -33,15 +40,24 @@ class _Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
 
 def recipe_path(name: str) -> Path:
     """The file of a config given as a path or as the name of a packaged recipe. Raises HvdbsError if neither exists."""
+    path = Path(name)
+    if name and path.is_dir():
+        # A run directory, one of its checkpoints, or a folder of configs.
+        found = [str(p / "config.yaml") for p in (path, *path.parents[:2]) if (p / "config.yaml").is_file()]
+        found += sorted(str(p) for p in path.glob("*.yaml"))
+        if not (RECIPES / f"{name}.yaml").is_file():
+            raise refusal("--config", name, "is a folder", f"did you mean {found[0]}?" if found else "name a YAML file")
     if os.sep in name or name.endswith((".yaml", ".yml")):
-        path = Path(name)
         if not path.is_file():
             raise refusal("--config", name, "is not a file", f"packaged recipes: {', '.join(recipes())}")
         return path
-    path = RECIPES / f"{name}.yaml"
-    if not path.is_file():
-        raise refusal("--config", name, "is neither a file nor a packaged recipe", suggestion(name, recipes()))
-    return path
+    recipe = RECIPES / f"{name}.yaml"
+    if not recipe.is_file():
+        if name and path.is_file():
+            return path
+        nearest = f"did you mean {name}.yaml?" if Path(f"{name}.yaml").is_file() else suggestion(name, recipes())
+        raise refusal("--config", name, "is neither a file nor a packaged recipe", nearest)
+    return recipe
 
 
 def recipes() -> list[str]:
@@ -53,6 +69,8 @@ def parser(prog: str, description: str, examples: str) -> ArgumentParser:
     """A command line with ``--config`` and every field of Config; entries add their own arguments to it."""
     # Else a config could name a class of any module in place of a section, and reading it would import that module.
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=["hvdbs.schedule.StageConfig"])
+    # Values on the command line, and words in a file that stand where numbers do, are read as those of a file are.
+    set_loader("yaml", lambda text: yaml.load(text, _Loader), (yaml.YAMLError, ValueError))
     result = ArgumentParser(
         prog=prog,
         description=description,
@@ -81,10 +99,14 @@ def parse(command: ArgumentParser, argv: Sequence[str] | None = None) -> tuple[C
         built = command.instantiate(space)
     except (ArgumentError, ValueError) as error:  # ValueError: an import that is denied
         raise HvdbsError(_readable(str(error), command)) from None
+    except RecursionError:
+        raise HvdbsError("a value on the command line or in --config is nested too deeply") from None
     fields = {name: built.pop(name) for name in Config.__dataclass_fields__}
     config = Config(**fields)
     check(config)
     del built.print_config
+    for name, value in vars(built).items():
+        check_range(f"--{name.replace('_', '-')}", value)
     if show:
         sys.stdout.write(to_yaml(config))
         raise SystemExit(0)
@@ -106,7 +128,11 @@ def _read_file(command: ArgumentParser, arguments: list[str]) -> Namespace | Non
     except yaml.MarkedYAMLError as error:
         place = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
         raise HvdbsError(f"--config: {path} cannot be read as YAML: {place}{error.problem}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
+    except RecursionError:
+        raise HvdbsError(f"--config: {path} cannot be read as YAML: it is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise HvdbsError(f"--config: {path} is no text in UTF-8: {error.reason} at byte {error.start}") from None
+    except Exception as error:  # PyYAML raises what int(), float() and its own slips raise for values with a tag
         raise HvdbsError(f"--config: {path} cannot be read as YAML: {error}") from None
     if not isinstance(data, dict):
         kind = "nothing" if data is None else f"a {type(data).__name__}"
@@ -129,14 +155,38 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# YAML 1.1, PyYAML's, takes off, on, no and yes for truth values; here, as in 1.2, `mode: off` is a word.
+# YAML 1.1, PyYAML's, takes off, on, no and yes for truth values, 010 for eight, 1:30 for ninety and 1e-4 for a word;
+# here they are a word, ten, refused and a number, nearly as in 1.2.
+_RESOLVED = {
+    "bool": (r"^(?:true|True|TRUE|false|False|FALSE)$", "tTfF"),
+    "int": (r"^(?:[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+)$", "-+0123456789"),
+    "float": (
+        r"^(?:[-+]?(?:[0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        "-+.0123456789",
+    ),
+    "timestamp": None,
+}
 _Loader.yaml_implicit_resolvers = {
-    letter: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":bool")]
+    letter: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] not in _RESOLVED]
     for letter, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:bool", re.compile("^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")
-)
+for _name, _how in _RESOLVED.items():
+    if _how is not None:
+        _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(_how[0]), list(_how[1]))
+
+
+def _whole_number(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = str(loader.construct_scalar(node)).replace("_", "").lower()
+    return int(text, 16 if text.startswith("0x") else 8 if text.startswith("0o") else 10)
+
+
+def _refuse_minutes(loader: _Loader, node: yaml.ScalarNode) -> None:
+    raise yaml.MarkedYAMLError(problem=f"{node.value} is no number, only a time", problem_mark=node.start_mark)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
+_Loader.add_implicit_resolver("!minutes", re.compile(r"^[-+]?[0-9]+(?::[0-9]+)+(?:\.[0-9]*)?$"), list("-+0123456789"))
+_Loader.add_constructor("!minutes", _refuse_minutes)  # jsonargparse would read the word as YAML 1.1 does
 
 
 def _check_names(data: dict[Any, Any], kind: type, prefix: str) -> None:
@@ -218,7 +268,8 @@ def _readable(text: str, command: ArgumentParser) -> str:
     kinds[:0] = [word for words in re.findall(r"Expected a typing.Literal\[(.+)\]", text) for word in _quoted(words)]
     if field and kinds and value:
         return f"{field}: {value.group(1).strip()} is not {' or '.join(dict.fromkeys(kinds))}"
-    return " ".join(text.split())
+    rest = " ".join(text.split())
+    return f"{field}: {rest.removeprefix(key.group(0).strip()).lstrip(': ')}" if key else rest
 
 
 def _quoted(text: str) -> list[str]:

@@ -22,9 +22,11 @@ _IDLE_SHARE_WARNED = 0.2
 def plan(config: Config, schedule: Schedule, train_samples: int, model: nn.Module, world_size: int) -> list[PlanRow]:
     """One row per stage of what ``world_size`` ranks would do with ``model``, which is on the meta device.
 
-    Raises HvdbsError for a micro-batch that batch norm cannot take, and for extrapolation that does not fit.
+    Raises HvdbsError for images or a micro-batch that the model cannot take, and for extrapolation that does not fit.
     """
     _check_extrapolation(config, schedule, world_size)
+    if config.data.kind != "analytic":
+        _try_images(config, model)
     rows = []
     nbytes = update_bytes(model, config)
     for span in spans(schedule):
@@ -55,6 +57,23 @@ def plan(config: Config, schedule: Schedule, train_samples: int, model: nn.Modul
             )
         )
     return rows
+
+
+def _try_images(config: Config, model: nn.Module) -> None:
+    """Two samples through ``model`` on the meta device. Raises HvdbsError if it cannot take them or gives no logits."""
+    size, name = config.data.image_size, config.model.name
+    try:
+        outputs = model.train()(torch.empty(2, 3, size, size, device="meta", dtype=getattr(torch, config.dtype)))
+    except NotImplementedError:  # an operation that the meta device does not know
+        return
+    except (RuntimeError, ValueError, AssertionError) as error:
+        if "meta" in str(error):
+            return
+        raise refusal(
+            "data.image_size", size, f"is no size that {name} can take ({' '.join(str(error).split())})"
+        ) from None
+    if not isinstance(outputs, torch.Tensor):
+        raise refusal("model.name", name, f"gives {type(outputs).__name__} in training, not logits alone")
 
 
 def _last_size(global_batch: int, micro_batch: int) -> int:
@@ -134,8 +153,11 @@ def update_bytes(model: nn.Module, config: Config) -> int:
 
 def meta_model(config: Config, classes: int | None) -> nn.Module:
     """The network without memory for its weights: shapes and bytes only."""
-    with torch.device("meta"):
-        model = network(config, classes)
+    try:
+        with torch.device("meta"):
+            model = network(config, classes)
+    except RuntimeError as error:  # a size that no tensor can have
+        raise refusal("model", config.model.name, f"cannot be built with these sizes ({error})") from None
     return model.to(getattr(torch, config.dtype))
 
 

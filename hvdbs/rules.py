@@ -13,6 +13,12 @@ from hvdbs.errors import refusal
 from hvdbs.reach import ExtrapolationConfig
 from hvdbs.surfaces import READ_BY, AnalyticConfig
 
+# Beyond these nothing runs: torch's thread pool crashes, a JPEG has no such sides, memory ends before the first update.
+MOST_THREADS = 1024
+_MOST_PIXELS = 65535
+_MOST_CLASSES = 1_000_000
+_MOST_CHANNELS = 65536
+
 LINEAR = ("linear", "normalised_linear")  # the models of loss surfaces
 
 
@@ -35,6 +41,8 @@ def check(config: Config) -> None:
     for name, value, hint in _values(config):
         if value is None and NoneType not in get_args(hint):
             raise refusal(name, "null", "is no value for this field", "leave it out for its default")
+        if name != "seed":
+            check_range(name, value)
     at_least_one = {
         "micro_batch": config.micro_batch,
         "threads": config.threads,
@@ -55,6 +63,17 @@ def check(config: Config) -> None:
     for name, value in at_least_one.items():
         if value is not None and value < 1:
             raise refusal(name, value, "must be at least 1")
+    at_most = {
+        "threads": (config.threads, MOST_THREADS),
+        "data.threads": (config.data.threads, MOST_THREADS),
+        "data.image_size": (config.data.image_size, _MOST_PIXELS),
+        "data.resize": (config.data.resize, _MOST_PIXELS),
+        "model.classes": (config.model.classes, _MOST_CLASSES),
+        "model.width": (config.model.width, _MOST_CHANNELS),
+    }
+    for name, (value, most) in at_most.items():
+        if value is not None and value > most:
+            raise refusal(name, value, f"must be at most {most}")
     at_least_zero: dict[str, float] = {
         "evaluation.every_epochs": config.evaluation.every_epochs,
         "checkpoint.every_samples": config.checkpoint.every_samples,
@@ -111,6 +130,15 @@ def check(config: Config) -> None:
     if any(not (math.isfinite(value) and value > 0) for value in config.data.std):
         raise refusal("data.std", list(config.data.std), "must be positive and finite")
     _check_surface(config)
+
+
+def check_range(name: str, value: Any) -> None:
+    """What no field can hold: a whole number that is none of 64 bits, and text that cannot be part of a path."""
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise refusal(name, value, "must lie between -2^63 and 2^63")
+    if isinstance(value, str) and (not value or any(c == "\0" or "\ud800" <= c <= "\udc7f" for c in value)):
+        rule = "holds a character that no path can have" if value else "is empty"
+        raise refusal(name, value, rule, "leave it out, or give a path" if not value else "")
 
 
 def _check_extrapolation(config: ExtrapolationConfig) -> None:

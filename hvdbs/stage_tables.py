@@ -32,6 +32,9 @@ _READS: dict[str, tuple[str, ...]] = {
 }
 
 
+_LARGEST_FLOAT32 = 3.4e38
+
+
 @dataclass(frozen=True)
 class _Row:
     samples: int
@@ -49,6 +52,8 @@ def resolve(config: ScheduleConfig, train_samples: int) -> Schedule:
     for index, row in enumerate(_ROWS[config.method](config, train_samples)):
         _check(f"schedule stage {index}: ", row)
         end = begin + row.samples
+        if end >= 2**63:
+            raise refusal("schedule", f"stage {index} ends at sample {end}", "which must lie below 2^63")
         stages.append(Stage(index, begin, end, row.global_batch, row.lr, row.weight_decay, row.reason))
         begin = end
     warmup = config.warmup
@@ -215,10 +220,12 @@ def _positive(name: str, value: float) -> None:
 def _check(what: str, row: _Row | StageConfig) -> None:
     if row.global_batch < 1:
         raise refusal(f"{what}global_batch", row.global_batch, "must be at least 1")
-    if not (math.isfinite(row.lr) and row.lr >= 0):
-        raise refusal(f"{what}lr", row.lr, "must be a finite number, at least 0")
-    if not (math.isfinite(row.weight_decay) and row.weight_decay >= 0):
-        raise refusal(f"{what}weight_decay", row.weight_decay, "must be a finite number, at least 0")
+    for name in ("lr", "weight_decay"):
+        value = getattr(row, name)
+        if not (math.isfinite(value) and value >= 0):
+            raise refusal(f"{what}{name}", value, "must be a finite number, at least 0")
+        if value > _LARGEST_FLOAT32:
+            raise refusal(f"{what}{name}", value, f"must be a number of float32, at most {_LARGEST_FLOAT32:g}")
 
 
 _ROWS: dict[str, Callable[[ScheduleConfig, int], Iterator[_Row]]] = {

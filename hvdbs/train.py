@@ -107,10 +107,23 @@ def _end_together(comm: Communicator, error: str | None, parsed: tuple[Config, N
         _leave_word(out, "interrupted", INTERRUPTED)
         comm.abort(INTERRUPTED)
     except BaseException as problem:
+        if _out_of_memory(problem):
+            said = f"out of memory ({problem}); a smaller micro_batch, data.image_size, data.read_ahead or model"
+            _complain(f"rank {comm.rank}: {said}")
+            _leave_word(out, f"rank {comm.rank}: {said}", 1)
+            comm.abort(1)
         traceback.print_exc()
         _complain(f"rank {comm.rank}: {type(problem).__name__}: {problem}")
         _leave_word(out, f"rank {comm.rank}: {type(problem).__name__}: {problem}", 1)
         comm.abort(1)
+
+
+def _out_of_memory(problem: BaseException) -> bool:
+    # torch has an error of its own for a GPU's memory, and for the CPU's only words.
+    words = ("DefaultCPUAllocator", "can't allocate memory")
+    return isinstance(problem, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(problem, RuntimeError) and any(word in str(problem) for word in words)
+    )
 
 
 def _run(comm: Communicator, config: Config, arguments: Namespace, out: list[Path]) -> int:

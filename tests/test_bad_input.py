@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from PIL import Image
 
 from hvdbs import plan, train
@@ -129,6 +130,34 @@ def refused(work: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
         (GOOD.replace(f"schedule: {CONSTANT}", TABLE % "16"), "schedule.stages: 16 is not a row such as {epochs: 1, "),
         (f"{GOOD}optimizer: {{class_path: os.system}}\n", "optimizer.class_path: no such field"),
         (f"{GOOD}x: !!python/object/apply:os.system [true]\n", "line 8: could not determine a constructor for the tag"),
+        ("[" * 5000, "--config: good.yaml cannot be read as YAML: it is nested too deeply"),
+        (f"{GOOD}seed: !!timestamp a\n", "--config: good.yaml cannot be read as YAML: "),
+        (f"{GOOD}seed: !!int a\n", "--config: good.yaml cannot be read as YAML: invalid literal for int()"),
+        ("a: 1\n\tb: 2\n", "--config: good.yaml cannot be read as YAML: line 2: found character '\\t'"),
+        (f"{GOOD}---\nseed: 1\n", "--config: good.yaml cannot be read as YAML: line 8: but found another document"),
+        (
+            f"{GOOD}data: &a {{root: *a}}\n",
+            "--config: good.yaml cannot be read as YAML: line 8: data stands there twice",
+        ),
+        (GOOD.replace("lr: 0.1", "lr: '0,1'"), "schedule.lr: 0,1 is not a number or null"),
+        (GOOD.replace("lr: 0.1", "lr: true"), "schedule.lr: True is not a number or null"),
+        (
+            GOOD.replace("global_batch: 16", "global_batch: 8k"),
+            "schedule.global_batch: 8k is not a whole number or null",
+        ),
+        (GOOD.replace("global_batch: 16", "global_batch: 1:30"), "line 5: 1:30 is no number, only a time"),
+        (GOOD.replace("global_batch: 16", "global_batch: 16.0"), "schedule.global_batch: 16.0 is not a whole number"),
+        (
+            GOOD.replace("global_batch: 16", "global_batch: 2020-01-01"),
+            "schedule.global_batch: 2020-01-01 is not a whole",
+        ),
+        (f'{GOOD}device: "\\e[31mred"\n', "device: \\x1b[31mred is none of auto, cpu, cuda"),
+        (f'{GOOD}device: "{"x" * 100000}"\n', "xxx [...] xxx"),
+        (
+            GOOD.replace("threads: 1}", 'threads: 1, root: "a\\0b"}'),
+            "data.root: a\\x00b holds a character that no path",
+        ),
+        (GOOD.replace("threads: 1}", 'threads: 1, root: ""}'), "data.root: '' is empty; leave it out, or give a path"),
     ],
 )
 def test_a_config_file_that_cannot_be_understood(refused: Refused, config: str, line: str) -> None:
@@ -137,7 +166,7 @@ def test_a_config_file_that_cannot_be_understood(refused: Refused, config: str, 
 
 def test_a_config_that_is_no_text(refused: Refused) -> None:
     Path("latin.yaml").write_bytes("seed: 1  # ä".encode("latin-1"))
-    assert "--config: latin.yaml cannot be read as YAML: " in refused("--config", "latin.yaml", config=None)
+    assert refused("--config", "latin.yaml", config=None).startswith("--config: latin.yaml is no text in UTF-8: ")
 
 
 @pytest.mark.parametrize(
@@ -145,11 +174,39 @@ def test_a_config_that_is_no_text(refused: Refused) -> None:
     [
         ("digit", "--config: digit is neither a file nor a packaged recipe; did you mean digits?"),
         ("digits.yaml", "--config: digits.yaml is not a file; packaged recipes: "),
-        ("./", "--config: ./ is not a file; packaged recipes: "),
+        ("./", "--config: ./ is a folder; name a YAML file"),
+        ("a/b", "--config: a/b is not a file; packaged recipes: "),
+        ("", "--config: '' is neither a file nor a packaged recipe; known: bowl, digits, "),
     ],
 )
 def test_a_config_that_is_not_there(refused: Refused, name: str, line: str) -> None:
     assert line in refused("--config", name, config=None)
+
+
+def test_a_folder_in_place_of_its_config(refused: Refused, run: Path) -> None:
+    for folder in ("run", "run/", "run/checkpoints/step-8"):
+        said = refused("--config", folder, config=None)
+        assert said == f"--config: {folder} is a folder; did you mean run/config.yaml?"
+    (run / "config.yaml").rename("mine.yaml")
+    assert refused("--config", "mine", config=None).endswith("; did you mean mine.yaml?")
+    Path("mine.yaml").rename("mine")  # a file without a suffix is a file all the same
+    assert plan.main(["--config", "mine"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [("1e-4", 1e-4), ("1E-4", 1e-4), ("010", 10.0), ("1_000", 1000.0), ("0x10", 16.0), ("5", 5.0), (".5", 0.5)],
+)
+def test_numbers_are_read_as_people_write_them(
+    work: Path, capsys: pytest.CaptureFixture[str], number: str, value: float
+) -> None:
+    """YAML 1.1 takes 1e-4 for a word and 010 for eight; in a file, quoted, or as an option they are the same number."""
+    for text in (number, f'"{number}"'):
+        config = write(GOOD.replace("lr: 0.1", f"lr: {text}"))
+        for arguments in ([], ["--schedule.lr", number]):
+            with pytest.raises(SystemExit):
+                train.main(["--config", config, *arguments, "--print_config"])
+            assert yaml.safe_load(capsys.readouterr().out)["schedule"]["lr"] == value
 
 
 # --- the command line
@@ -253,6 +310,25 @@ def test_a_config_that_is_not_there(refused: Refused, name: str, line: str) -> N
             "stage 0: global_batch: 17 leaves a last micro-batch of 1 sample (micro_batch 8), which batch norm in "
             "resnet8 at 1 pixels cannot take; 16 or 18",
         ),
+        ("--threads 1025", "threads: 1025 must be at most 1024"),
+        ("--data.threads 1025", "data.threads: 1025 must be at most 1024"),
+        ("--data.image_size 65536 --data.resize 65536", "data.image_size: 65536 must be at most 65535"),
+        ("--model.classes 1000001", "model.classes: 1000001 must be at most 1000000"),
+        ("--model.width 65537", "model.width: 65537 must be at most 65536"),
+        (f"--data.train_samples {2**63}", f"data.train_samples: {2**63} must lie between -2^63 and 2^63"),
+        ("--schedule.epochs 1e300", "schedule: stage 0 ends at sample 64000"),
+        ("--schedule.lr 1e39", "schedule.lr: 1e+39 must be a number of float32, at most 3.4e+38"),
+        ("--schedule.weight_decay 1e39", "schedule.weight_decay: 1e+39 must be a number of float32"),
+        ("--schedule.global_batch 8,192", "schedule.global_batch: 8,192 is not a whole number or null"),
+        (
+            "--model.name googlenet --data.image_size 32 --data.resize 32",
+            "model.name: googlenet gives GoogLeNetOutputs in training, not logits alone",
+        ),
+        ("--model.name alexnet", "data.image_size: 8 is no size that alexnet can take ("),
+        ("--model.name vit_b_16", "data.image_size: 8 is no size that vit_b_16 can take (Wrong image height! Expected"),
+        ("--out=", "--out: '' is empty; leave it out, or give a path"),
+        ("--resume=", "--resume: '' is empty; leave it out, or give a path"),
+        ("--resume AUTO", "--resume: AUTO does not exist; --resume auto takes the newest whole checkpoint"),
         ("--out good.yaml", "--out: good.yaml cannot be made: File exists"),
         ("--out good.yaml/run", "--out: good.yaml/run cannot be made: Not a directory"),
         ("--out .", "--out: . is not empty; continue it with --resume auto, or name another --out"),
@@ -263,6 +339,7 @@ def test_a_config_that_is_not_there(refused: Refused, name: str, line: str) -> N
         ),
     ],
 )
+@pytest.mark.filterwarnings("ignore:The default weight initialization of GoogleNet")
 def test_an_option_that_breaks_a_rule(refused: Refused, arguments: str, line: str) -> None:
     assert line in refused(*arguments.split())
 
@@ -576,6 +653,13 @@ def images(work: Path) -> Path:
 
 
 def test_an_image_folder_without_the_right_layout(refused: Refused, images: Path) -> None:
+    said = refused("--data.root", "data/train", config=IMAGES)
+    assert said == f"data.root: data/train has no train folder; did you mean {images}?"
+    said = refused("--data.root", "data/train/cat", config=IMAGES)
+    assert said == f"data.root: data/train/cat has no train folder; did you mean {images}?"
+    picture(images / "train" / "9.png")
+    assert refused(config=IMAGES).startswith("data: data/train holds 1 images beside its class folders, which would")
+    (images / "train" / "9.png").unlink()
     shutil.rmtree(images / "val" / "cat")
     (images / "val" / "cat").mkdir()
     assert refused(config=IMAGES).startswith(
@@ -585,8 +669,10 @@ def test_an_image_folder_without_the_right_layout(refused: Refused, images: Path
     assert refused(config=IMAGES) == "data: data/val/cats is a class that train does not have; did you mean cat?"
     shutil.rmtree(images / "val")
     assert refused(config=IMAGES).startswith(
-        "data.root: data has no val folder; expected train/<class>/* and val/<class>/*"
+        "data.root: data has no val folder; it has train; expected train/<class>/*"
     )
+    (images / "validation").mkdir()
+    assert "has no val folder; it has train, validation; expected" in refused(config=IMAGES)
     (images / "val").mkdir()
     assert refused(config=IMAGES).startswith("data: data/val holds no class folders; expected train/<class>/*")
     picture(images / "val" / "0.png")

@@ -15,6 +15,7 @@ from hvdbs.data.folder import shown
 from hvdbs.data.index import Files, parse
 from hvdbs.data.kept import load_or_scan
 from hvdbs.errors import HvdbsError, refusal
+from hvdbs.rules import MOST_THREADS
 
 EXAMPLES = """\
 examples:
@@ -95,8 +96,9 @@ def _check(arguments: argparse.Namespace) -> int:
     from hvdbs.data.sources import agreed_backend
 
     start = time.perf_counter()
-    if arguments.threads is not None and arguments.threads < 1:
-        raise refusal("--threads", arguments.threads, "must be at least 1")
+    if arguments.threads is not None and not 1 <= arguments.threads <= MOST_THREADS:
+        rule = "must be at least 1" if arguments.threads < 1 else f"must be at most {MOST_THREADS}"
+        raise refusal("--threads", arguments.threads, rule)
     threads = arguments.threads or len(os.sched_getaffinity(0))
     made = load_or_scan(arguments.root, arguments.index_dir, write=False)
     index = parse(made.data, arguments.root)

@@ -58,7 +58,7 @@ def class_folders(root: str, split: str) -> dict[bytes, int]:
                 images += _is_image_name(entry.name)
         stamps = {name: os.stat(os.path.join(place, name)).st_mtime_ns for name in sorted(found)}
     except (FileNotFoundError, NotADirectoryError):
-        raise refusal("data.root", shown(root), f"has no {split} folder", _LAYOUT) from None
+        raise refusal("data.root", shown(root), f"has no {split} folder", _nearest_root(root)) from None
     except OSError as error:
         raise unreadable(error.filename or place, error) from None
     if not stamps:
@@ -66,7 +66,25 @@ def class_folders(root: str, split: str) -> dict[bytes, int]:
             rule = f"holds {images} images but no class folders"
             raise refusal("data", shown(place), rule, "sort its images into one folder for each class")
         raise refusal("data", shown(place), "holds no class folders", _LAYOUT)
+    if images:
+        rule = f"holds {images} images beside its class folders, which would not be seen"
+        raise refusal("data", shown(place), rule, "move them into a class folder or remove them")
     return stamps
+
+
+def _nearest_root(root: str) -> str:
+    """What may be meant instead of ``root``, which is a folder without the two splits."""
+    above = os.path.dirname(os.path.abspath(root))
+    for parent in (above, os.path.dirname(above)):
+        if all(os.path.isdir(os.path.join(parent, split)) for split in ("train", "val")):
+            return f"did you mean {shown(parent)}?"
+    try:
+        folders = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and entry.name[0] != ".")
+    except OSError:
+        folders = []
+    if not folders or len(folders) > 10:
+        return _LAYOUT
+    return f"it has {', '.join(map(shown, folders))}; {_LAYOUT}"
 
 
 def list_split(root: str, split: str, classes: list[bytes]) -> Listing:

@@ -16,6 +16,7 @@ _FRAMES = frozenset(range(0xC0, 0xD0)) - frozenset((0xC4, 0xC8, 0xCC))
 _BARE = frozenset(range(0xD0, 0xD9)) | {0x01}  # markers without a length
 _START_OF_SCAN, _END_OF_IMAGE, _APP1 = 0xDA, 0xD9, 0xE1
 _ORIENTATION = 0x0112
+_MOST_PIXELS = 178_956_970  # Pillow refuses more; DALI would fill 2.7 GB and work for half a minute for 30,000 x 30,000
 
 
 class Header(NamedTuple):
@@ -30,7 +31,7 @@ def read_header(data: bytes, exif: bool = False) -> Header:
     """The header of an encoded image; the orientation is looked for only if ``exif``.
 
     Raises ValueError with the reason, fit to stand after the path: neither JPEG nor PNG, 16-bit (or 12-bit),
-    truncated, without pixels.
+    truncated, without pixels, or with more than any photograph has.
     """
     if data.startswith(_JPEG):
         header = _jpeg(data, exif)
@@ -42,6 +43,9 @@ def read_header(data: bytes, exif: bool = False) -> Header:
         raise ValueError("is neither JPEG nor PNG")
     if header.width < 1 or header.height < 1:
         raise ValueError(f"is damaged: its header says {header.width} x {header.height} pixels")
+    if header.width * header.height > _MOST_PIXELS:
+        size = f"{header.width} x {header.height} pixels"
+        raise ValueError(f"has {size}; more than {_MOST_PIXELS} are taken for damage or a decompression bomb")
     return header
 
 

@@ -80,6 +80,8 @@ def load_or_scan(
         times = class_times(root)
         for path in where:
             try:
+                if not path.is_file():  # a pipe or a device would be read for ever
+                    continue
                 data = path.read_bytes()
             except OSError:
                 continue
