@@ -328,7 +328,7 @@ def test_numbers_are_read_as_people_write_them(
         ("--model.name vit_b_16", "data.image_size: 8 is no size that vit_b_16 can take (Wrong image height! Expected"),
         ("--out=", "--out: '' is empty; leave it out, or give a path"),
         ("--resume=", "--resume: '' is empty; leave it out, or give a path"),
-        ("--resume AUTO", "--resume: AUTO does not exist; --resume auto takes the newest whole checkpoint"),
+        ("--resume AUTO", "--resume: AUTO does not exist; --resume auto takes the newest whole one"),
         ("--out good.yaml", "--out: good.yaml cannot be made: File exists"),
         ("--out good.yaml/run", "--out: good.yaml/run cannot be made: Not a directory"),
         ("--out .", "--out: . is not empty; continue it with --resume auto, or name another --out"),
