@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic
 
+from hvdbs import entry
 from hvdbs.console import Display, duration, shown, stage_table
 from hvdbs.errors import HvdbsError, refusal
 from hvdbs.files import whole_lines
@@ -82,7 +83,11 @@ PATIENCE = Patience()
 def read_plan(path: Path) -> list[PlanRow]:
     """The stages that the run planned; empty while there is no plan.json."""
     plan = _read_json(path / "plan.json")
-    return [] if plan is None else [_build(PlanRow, path / "plan.json", row) for row in plan["stages"]]
+    if plan is None:
+        return []
+    if not isinstance(plan, dict) or not isinstance(plan.get("stages"), list):
+        raise HvdbsError(f"{path / 'plan.json'}: not a file of hvdbs, or damaged: it has no list of stages")
+    return [_build(PlanRow, path / "plan.json", row) for row in plan["stages"]]
 
 
 def read_exit(path: Path) -> Exit | None:
@@ -100,7 +105,9 @@ def _read_json(path: Path) -> Any:
         raise HvdbsError(f"{path}: not a file of hvdbs, or damaged: {error}") from None
 
 
-def _build(kind: type[Row], path: Path, values: dict[str, Any]) -> Row:
+def _build(kind: type[Row], path: Path, values: Any) -> Row:
+    if not isinstance(values, dict):
+        raise HvdbsError(f"{path}: not a file of hvdbs, or damaged: {kind.__name__} is no mapping")
     known = {name: value for name, value in values.items() if name in kind.__dataclass_fields__}
     try:
         return kind(**known)
@@ -222,4 +229,4 @@ def _seconds(text: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry.run(main))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 from jsonargparse import ArgumentParser
 
-from hvdbs import command_line, console, planning
+from hvdbs import command_line, console, entry, planning
 from hvdbs.comm.local import Solo
 from hvdbs.config import Config
 from hvdbs.data.kept import share_index
@@ -57,7 +57,10 @@ def _with_config(arguments: Sequence[str]) -> list[str]:
     """``--after RUN`` alone plans the run's own config."""
     words = [part for word in arguments for part in word.split("=", 1)]
     if "--after" in words[:-1] and "--config" not in words:
-        return [*arguments, "--config", str(Path(words[words.index("--after") + 1]) / "config.yaml")]
+        run = Path(words[words.index("--after") + 1])
+        if not (run / "config.yaml").is_file():
+            raise refusal("--after", run, "is no run directory: it has no config.yaml", "the --out of hvdbs.train")
+        return [*arguments, "--config", str(run / "config.yaml")]
     return list(arguments)
 
 
@@ -110,4 +113,4 @@ def sizes(config: Config) -> tuple[int, int | None]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry.run(main))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import pandas as pd
 
-from hvdbs import contour, norms
+from hvdbs import contour, entry, norms
 from hvdbs.console import above_minimum, count, duration, number, plural, share, shown, size, table
 from hvdbs.errors import HvdbsError, refusal
 from hvdbs.files import atomic_writer, whole_lines
@@ -85,10 +86,11 @@ def read_table(path: Path, name: str) -> pd.DataFrame:
 
 def labels(paths: Sequence[Path]) -> list[str]:
     """The last parts of each path, as few as make all different."""
-    full = [path.resolve().parts for path in paths]
+    # Fonts have no glyphs for bytes that are no text.
+    full = [[os.fsencode(part).decode("utf-8", "backslashreplace") for part in path.resolve().parts] for path in paths]
     for depth in range(1, max(map(len, full)) + 1):
         names = ["/".join(parts[-depth:]) for parts in full]
-        if len(set(names)) == len(set(full)):
+        if len(set(names)) == len(set(map(tuple, full))):
             break
     return names
 
@@ -289,4 +291,4 @@ def _bowl(bowl: contour.Bowl, picture: Path | None) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry.run(main))

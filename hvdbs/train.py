@@ -17,7 +17,7 @@ from types import FrameType
 import torch
 from jsonargparse import ArgumentParser, Namespace
 
-from hvdbs import __version__, command_line, console, planning
+from hvdbs import __version__, command_line, console, entry, planning
 from hvdbs.assembly import STOP_FILE, Assembled, agreed, assemble, run_directory
 from hvdbs.comm import AgreedError, Communicator, PeerFailure, agree, connect, launched_rank
 from hvdbs.config import Config, digest
@@ -170,7 +170,8 @@ def _signals(requests: Requests) -> Iterator[None]:
             if requests.stop:
                 raise KeyboardInterrupt
             # Not print: the handler may stand in the middle of one.
-            os.write(2, b"\nstopping after this update; Ctrl-C again ends at once\n")
+            with contextlib.suppress(OSError):
+                os.write(2, b"\nstopping after this update; Ctrl-C again ends at once\n")
         requests.stop = True
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
@@ -243,4 +244,4 @@ def _leave_word(out: Sequence[Path], reason: str, code: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry.run(main, keep_on=True))

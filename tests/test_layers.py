@@ -27,6 +27,7 @@ LEVELS = [
         "config",
         "rules",
         "command_line",
+        "entry",
         "files",
         "records",
     },

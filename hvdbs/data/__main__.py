@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from hvdbs import entry
 from hvdbs.data import digits
 from hvdbs.data.folder import shown
 from hvdbs.data.index import Files, parse
@@ -114,4 +115,4 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(entry.run(main))
