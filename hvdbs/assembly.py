@@ -20,7 +20,7 @@ from hvdbs.branch import branch
 from hvdbs.checkpoint import Saver, State
 from hvdbs.comm import Communicator, agree
 from hvdbs.comm.cores import chosen, own_cores
-from hvdbs.config import Config, to_yaml, training_fields
+from hvdbs.config import Config, flatten, to_yaml, training_fields
 from hvdbs.data.sources import open_source
 from hvdbs.devices import choose_device
 from hvdbs.engine import Engine, EngineState, load_state, tunes
@@ -41,6 +41,7 @@ from hvdbs.surfaces import dimension
 from hvdbs.trail import Trail, logged_weights
 
 _TRIAL_PIXELS, _TRIAL_SAMPLES = 64, 4
+_OF_A_NODE = {"threads", "data.root", "data.index_dir", "data.threads"}
 STOP_FILE = "stop"  # in the run directory; whoever makes it stops the run at the next window boundary
 
 
@@ -71,6 +72,20 @@ class Assembled:
     display: console.Display | None
     account: Account | None
     complete: bool
+
+
+def same_on_all(comm: Communicator, config: Config, arguments: dict[str, str | None]) -> None:
+    """Collective. Raises HvdbsError where this rank was started with another config or other ``arguments`` than rank 0.
+
+    Where data lies and how many threads a rank has may differ between nodes.
+    """
+    own = {name: value for name, value in flatten(config).items() if name not in _OF_A_NODE}
+    own |= {f"--{name}": value for name, value in arguments.items()}
+    first = json.loads(comm.broadcast_bytes(json.dumps(own).encode()))
+    for name, value in own.items():
+        if json.dumps(value) != json.dumps(first.get(name)):  # nan equals nan, and a tuple a list
+            rule = f"is not what rank 0 was started with, {first.get(name)}"
+            raise refusal(name, value, rule, "the same config file and command line on every node")
 
 
 def run_directory(comm: Communicator, config_name: str | None, out: str | None, resume: str | None) -> Path:

@@ -18,7 +18,7 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 
 from hvdbs import __version__, command_line, console, entry, planning
-from hvdbs.assembly import STOP_FILE, Assembled, agreed, assemble, run_directory
+from hvdbs.assembly import STOP_FILE, Assembled, agreed, assemble, run_directory, same_on_all
 from hvdbs.comm import AgreedError, Communicator, PeerFailure, agree, connect, launched_rank
 from hvdbs.config import Config, digest
 from hvdbs.errors import HvdbsError, refusal
@@ -133,6 +133,8 @@ def _run(comm: Communicator, config: Config, arguments: Namespace, out: list[Pat
 
     requests = Requests()
     with agreed(comm):
+        words = {"resume": arguments.resume, "branch-from": arguments.branch_from}
+        same_on_all(comm, config, words)
         if arguments.branch_from == "auto" or (arguments.branch_from and arguments.resume):
             raise refusal("--branch-from", arguments.branch_from, "is a checkpoint, and no --resume stands beside it")
         path = run_directory(comm, arguments.config, arguments.out, arguments.resume)
