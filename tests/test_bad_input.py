@@ -615,6 +615,9 @@ def test_virtual_workers_that_ranks_cannot_share(refused: Refused) -> None:
         ),
         ("--model.name resnet9", "model.name: resnet9 is not known; did you mean resnet8?"),
         ("--resume auto", "--resume: no such option"),
+        ("--after nowhere", "--after: nowhere has no steps.csv that can be read ("),
+        ("--after=", "--after: '' is empty; leave it out, or give a path"),
+        ("--np 1e3", "np: 1000.0 is not a whole number"),
     ],
 )
 def test_a_plan_of_what_would_be_refused(refused: Refused, arguments: str, line: str) -> None:

@@ -73,6 +73,8 @@ def deep_jpeg(bits: int) -> bytes:
         (b"\xff\xd8\xff\xd9", "has no frame"),
         (b"\xff\xd8\xff", "is truncated"),
         (small()[: small().index(b"\xff\xc0") + 5] + bytes(4) + b"\xff\xd9", "0 x 0 pixels"),
+        (small()[: small().index(b"\xff\xc0") + 5] + b"\xff" * 4 + b"\xff\xd9", "has 65535 x 65535 pixels; more than"),
+        (encode(photo(), "PNG")[:16] + b"\xff" * 8 + encode(photo(), "PNG")[24:], "has 4294967295 x 4294967295 pixels"),
     ],
 )
 def test_what_is_no_8_bit_image_is_refused_with_a_reason(data: bytes, reason: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,15 @@ def test_a_million_files_fit_into_a_hundred_megabytes() -> None:
     packed, offsets = index_module._packed(names)
     each = (packed.nbytes + offsets.nbytes + 4 * n + 8 * n) / n
     assert each * 1e6 < 100e6
+
+
+@pytest.mark.parametrize(
+    "odd", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), lambda path: path.symlink_to(path)]
+)
+def test_a_pipe_or_a_device_in_place_of_the_list_is_not_read(tmp_path: Path, odd: Callable[[Path], None]) -> None:
+    root, lists = two_classes(tmp_path / "data"), tmp_path / "lists"
+    made = load_or_scan(str(root), str(lists))
+    assert made.path is not None
+    made.path.unlink()
+    odd(made.path)
+    assert load_or_scan(str(root), str(lists)).data == made.data

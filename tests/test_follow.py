@@ -13,7 +13,7 @@ from rows import STAGES, TOTAL_SAMPLES, TOTAL_STEPS, create, resume, updates, wh
 from hvdbs import follow as follow_module
 from hvdbs.console import Display
 from hvdbs.errors import HvdbsError
-from hvdbs.follow import Patience, SilentError, Tail, follow, main, read_plan
+from hvdbs.follow import Patience, SilentError, Tail, follow, main, read_exit, read_plan
 from hvdbs.progress import Progress
 from hvdbs.records import Exit, StepRow
 
@@ -163,6 +163,13 @@ def test_a_damaged_file_is_named_in_one_line(tmp_path: Path) -> None:
     (path / "plan.json").write_text("{")
     with pytest.raises(HvdbsError, match=r"plan\.json: not a file of hvdbs, or damaged"):
         read_plan(path)
+    for text in ("[]", "3", "null", '{"stages": 3}', '{"stages": [3]}', '{"stages": [{}]}', "\\udc00"):
+        (path / "plan.json").write_text(text)
+        (path / "exit.json").write_text(text)
+        for read in (read_plan, read_exit):
+            if text != "null":
+                with pytest.raises(HvdbsError, match=r"\.json: not a file of hvdbs, or damaged"):
+                    read(path)
 
 
 def test_a_plan_of_a_newer_version_is_read(tmp_path: Path) -> None:

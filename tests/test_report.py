@@ -141,3 +141,11 @@ def test_plotting_needs_no_display_and_leaves_no_state(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith(f"wrote {path / 'report.png'}\n")
+
+
+def test_a_run_whose_name_is_no_text_is_reported(tmp_path: Path) -> None:
+    """A byte that is no UTF-8 stands in paths as a surrogate, for which no font has a glyph."""
+    path = whole_run(tmp_path / "k\udce4")
+    assert labels([path]) == ["k\\xe4"]
+    report([path], path)
+    assert png_size(path / "report.png") == (1500, 1080)
