@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy
 import pytest
 import torch
 import yaml
@@ -910,3 +911,17 @@ def test_a_finished_run_has_nothing_left_to_train(run: Path, capsys: pytest.Capt
 def test_what_a_checkpoint_holds_is_only_data(run: Path) -> None:
     state = load((run / "checkpoints" / "step-8" / "model.pt").read_bytes(), torch.device("cpu"))
     assert set(asdict(state)) == set(State.__dataclass_fields__)
+
+
+@pytest.mark.parametrize("take", [lambda: torch.empty(2**60), lambda: numpy.empty(2**55), lambda: bytearray(2**60)])
+def test_memory_that_is_not_there_is_one_line_without_a_traceback(
+    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], take: Callable[[], object]
+) -> None:
+    """The errors are those of torch, numpy and Python themselves, raised where a run first takes much."""
+    monkeypatch.setattr(train, "assemble", lambda *_: take())
+    with pytest.raises(SystemExit) as ended:
+        train.main(["--config", write(GOOD), "--out", "run"])
+    assert ended.value.code == 1
+    (said,) = errors(capsys)
+    assert said.startswith("hvdbs: error: rank 0: out of memory (")
+    assert said.endswith("; a smaller micro_batch, data.image_size, data.read_ahead or model")
