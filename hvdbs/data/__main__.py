@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from hvdbs import entry
-from hvdbs.data import digits
+from hvdbs.data import digits, fashion_mnist
 from hvdbs.data.folder import shown
 from hvdbs.data.index import Files, parse
 from hvdbs.data.kept import load_or_scan
@@ -21,6 +21,8 @@ from hvdbs.rules import MOST_THREADS
 EXAMPLES = """\
 examples:
   python -m hvdbs.data digits --out data/digits      write 1,797 real 8 x 8 digits as JPEGs
+  python -m hvdbs.data fashion-mnist --out data/fashion-mnist --samples 20000
+                                                     fetch Debian's package of it, unpack it, write PNGs
   python -m hvdbs.data index /scratch/imagenet       list the folder again and keep the list
   python -m hvdbs.data check /scratch/imagenet       decode every file once and name the bad ones
 
@@ -50,6 +52,13 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("digits", help="write scikit-learn's digits as an image folder, unless they are there")
     one.add_argument("--out", required=True, metavar="DIR", help="the folder to make; new, empty or already the digits")
     one.set_defaults(run=_digits)
+    one = commands.add_parser("fashion-mnist", help="write Fashion-MNIST as an image folder, unless it is there")
+    one.add_argument("--out", required=True, metavar="DIR", help="the folder to make; new, empty or already that")
+    one.add_argument(
+        "--from", dest="source", metavar="DIR", help="its four IDX files (.gz or not), not Debian's package"
+    )
+    one.add_argument("--samples", type=int, metavar="N", help="train on N, equally many of each class (all 60,000)")
+    one.set_defaults(run=_fashion_mnist)
     one = commands.add_parser("index", help="list an image folder and keep the list for later runs")
     one.add_argument("root", metavar="ROOT", help="the image folder")
     one.add_argument("--index-dir", metavar="DIR", help="keep the list there, not beside the data (data.index_dir)")
@@ -68,6 +77,17 @@ def _digits(arguments: argparse.Namespace) -> int:
     if written:
         print(f"wrote {written} images ({digits.TRAIN} to train, the rest to val) to {shown(arguments.out)}")
         print(f"train on them: python -m hvdbs.train --config digits --data.root {shown(arguments.out)}")
+    return 0
+
+
+def _fashion_mnist(arguments: argparse.Namespace) -> int:
+    start = time.perf_counter()
+    written = fashion_mnist.write(arguments.out, arguments.source, arguments.samples)
+    if written:
+        train, val = written
+        seconds = time.perf_counter() - start
+        print(f"wrote {train} images to train and {val} to val of {shown(arguments.out)} in {seconds:.1f} seconds")
+        print(f"train on them: python -m hvdbs.train --config fashion-mnist --data.root {shown(arguments.out)}")
     return 0
 
 
