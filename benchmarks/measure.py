@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shlex
@@ -14,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from scipy import stats
 
 from hvdbs.comm.cores import chosen
 from hvdbs.environment import cpu_model, git_commit, versions
@@ -33,6 +35,20 @@ def ratio_interval(
     drawn = np.random.default_rng(seed).integers(len(ratios), size=(resamples, len(ratios)))
     low, high = np.quantile(np.median(ratios[drawn], axis=1), [0.025, 0.975])
     return float(np.median(ratios)), float(low), float(high)
+
+
+def difference_interval(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
+    """Mean of the differences ``ours`` - ``theirs``, pair by pair, with its 95 % interval by Student's t.
+
+    Not a bootstrap, as for ratios: of the five pairs that a study of trainings has, percentile intervals hold the truth
+    83 times in 100. Raises ValueError unless there are as many of one as of the other, and at least two pairs.
+    """
+    if len(ours) != len(theirs) or len(ours) < 2:
+        raise ValueError(f"{len(ours)} against {len(theirs)} measurements: they are compared in pairs, two at least")
+    differences = np.asarray(ours, dtype=float) - np.asarray(theirs, dtype=float)
+    mean, pairs = float(differences.mean()), len(differences)
+    reach = float(stats.t.ppf(0.975, pairs - 1) * differences.std(ddof=1) / math.sqrt(pairs))
+    return mean, mean - reach, mean + reach
 
 
 def facts(world_size: int, backend: str) -> dict[str, Any]:
