@@ -15,7 +15,8 @@ SETUP := PYTHON="$(PYTHON)" tools/setup.sh --venv "$(VENV)" $(if $(CUDA),--cuda 
     $(if $(TORCH),--torch "$(TORCH)")
 
 .PHONY: help setup wheels demo test test-unit test-parallel test-nccl test-gpu lint format type
-.PHONY: bench bench-throughput bench-methods bench-theory bench-overhead bench-sharing bench-loader clean
+.PHONY: bench bench-throughput bench-methods bench-theory bench-overhead bench-sharing bench-loader
+.PHONY: bench-convergence bench-convergence-full bench-branch clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r target what; do \
@@ -83,6 +84,16 @@ bench-sharing: setup ## ranks that share cores: Horovod's cycle time, MPI's yiel
 
 bench-loader: setup ## images/s of our sources, DALI's own reader and torch's DataLoader, on photographs made once
 	@$(BIN)/python -m benchmarks.loader --out $(RESULTS)/loader.csv
+
+bench-convergence: setup ## the methods head to head on Fashion-MNIST, 5 seeds; hours, goes on where it was stopped
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks.convergence --out $(RESULTS)/convergence.csv
+
+bench-convergence-full: setup ## the same on all 60,000 images, 10 epochs in each stage: a night and more
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks.convergence --samples 60000 --epochs 10 \
+	    --out $(RESULTS)/convergence-full.csv
+
+bench-branch: setup ## second stages of several batches from one first stage, and the norms of their weights
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks.branch --out $(RESULTS)/branch.csv
 
 bench: bench-throughput bench-methods bench-theory bench-overhead bench-sharing bench-loader ## all of these; see benchmarks/README.md
 
