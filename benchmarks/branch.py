@@ -82,6 +82,11 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines).fillna("")
 
 
+def decayed_weights(layers: pd.DataFrame) -> pd.DataFrame:
+    """The rows of weights, scale-invariant (group si) or not (w)."""
+    return layers[layers.group != "none"]
+
+
 def plot(evaluations: pd.DataFrame, layers: pd.DataFrame, path: Path, boundary: float) -> None:
     """Accuracy over epochs for each batch, and the norm of each weight; ``boundary`` in epochs."""
     from matplotlib import colormaps
@@ -89,7 +94,7 @@ def plot(evaluations: pd.DataFrame, layers: pd.DataFrame, path: Path, boundary: 
 
     batches = sorted(evaluations.batch.unique())
     colours = {batch: colormaps["viridis"](at / max(1, len(batches) - 0.7)) for at, batch in enumerate(batches)}
-    weights = layers[(layers.group == "w") & (layers.seed == layers.seed.min())]
+    weights = decayed_weights(layers[layers.seed == layers.seed.min()])
     names = list(weights.layer.unique())
     columns = 4
     lines = 1 + -(-len(names) // columns)

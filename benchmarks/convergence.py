@@ -125,8 +125,8 @@ def plot(evaluations: pd.DataFrame, path: Path) -> None:
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
     axes[1].set_xscale("log")
-    best = 100 * float(evaluations.top1.max())
-    axes[0].set_ylim(bottom=max(0.0, best - 20), top=best + 1)
+    ends = 100 * evaluations.groupby(["method", "seed"]).top1.last()  # the first epochs would leave them no room
+    axes[0].set_ylim(bottom=max(0.0, ends.min() - 5), top=100 * evaluations.top1.max() + 1)
     axes[0].set_ylabel("top-1 accuracy (%)")
     axes[1].legend(fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
