@@ -32,8 +32,10 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
             (decayed if config.decay_norm_and_bias or is_decayed(name, parameter) else plain).append(parameter)
     groups: list[dict[str, Any]] = [{"params": decayed, "decayed": True}, {"params": plain, "decayed": False}]
     groups = [group for group in groups if group["params"]]
+    # One pass over memory instead of three. It takes memory as it lies: of a slice, what is beside it.
+    fused = all(_is_dense(p) for group in groups for p in group["params"])
     if config.name == "adagrad":
-        return torch.optim.Adagrad(groups, lr=0.0)
+        return torch.optim.Adagrad(groups, lr=0.0, fused=fused)
     if config.name == "lars":
         if importlib.util.find_spec("timm") is None:
             raise refusal("optimizer.name", "lars", "needs timm, which is not installed", "pip install timm")
@@ -47,9 +49,13 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Op
         lr=0.0,
         momentum=config.momentum,
         nesterov=config.nesterov,
-        # torch's foreach form of Nesterov overwrites the gradients, which are still to be logged.
-        foreach=not config.nesterov,
+        fused=fused,
+        foreach=False,  # its form of Nesterov overwrites the gradients, which are still to be logged
     )
+
+
+def _is_dense(parameter: nn.Parameter) -> bool:
+    return parameter.stride() == torch.empty_like(parameter, device="meta").stride()
 
 
 def apply(decision: Decision, optimizer: torch.optim.Optimizer) -> None:
