@@ -6,22 +6,28 @@ from collections.abc import Sequence
 
 CARRY_SLOTS = 3  # loss, stop request, checkpoint due; see step.py
 CARRY_ITEM_BYTES = 8  # float64
+OWN_BUCKET_BYTES = 2**20  # from here on copying a gradient to its bucket is felt, and one more message is not
 
 
-def bucket_sizes(nbytes: Sequence[int], bucket_bytes: int) -> list[int]:
-    """How many consecutive tensors of ``nbytes`` each bucket takes: it closes once it holds ``bucket_bytes`` or more.
+def buckets(nbytes: Sequence[int], bucket_bytes: int) -> list[list[int]]:
+    """Which of the tensors of ``nbytes`` each bucket takes, by their places; in the order in which buckets are full.
 
-    A bucket is never empty; a tensor is never split.
+    A tensor of OWN_BUCKET_BYTES, or of ``bucket_bytes`` if those are fewer, has a bucket of its own. The others share,
+    one after the other; their bucket closes once it holds ``bucket_bytes`` or more.
     """
-    counts: list[int] = []
-    held = bucket_bytes
-    for size in nbytes:
-        if held >= bucket_bytes:
-            counts.append(0)
-            held = 0
-        counts[-1] += 1
+    closed: list[list[int]] = []
+    shared: list[int] = []
+    held = 0
+    for place, size in enumerate(nbytes):
+        if size >= min(OWN_BUCKET_BYTES, bucket_bytes):
+            closed.append([place])
+            continue
+        shared.append(place)
         held += size
-    return counts
+        if held >= bucket_bytes:
+            closed.append(shared)
+            shared, held = [], 0
+    return [*closed, shared] if shared else closed
 
 
 def reduced_bytes(parameter_bytes: int, statistics: int) -> int:

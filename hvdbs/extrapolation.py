@@ -21,6 +21,7 @@ from hvdbs import reach
 from hvdbs.batching import MicroBatch, Window
 from hvdbs.data.streams import noise_seed
 from hvdbs.gradients import GradientReducer, Gradients
+from hvdbs.optim import trained
 from hvdbs.reach import ExtrapolationConfig, Part
 from hvdbs.schedule import Decision
 
@@ -51,6 +52,7 @@ class Extrapolation:
         self._seed = seed
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._parameters = reducer.parameters
+        self._in_turn = list(reversed(trained(model)))  # draws, so that noise does not hang on how buckets lie
         per_rank = self.workers // world_size if config.direction == "local_past" else 0
         self._own = range(rank * per_rank, (rank + 1) * per_rank)
         # Mean gradients by virtual worker, or one under WHOLE; those that have been taken stand in _known.
@@ -195,7 +197,7 @@ class Extrapolation:
 
     def _add_noise(self, seed: int) -> None:
         generator = torch.Generator(self._x[0].device).manual_seed(seed)
-        for value in self._values():
+        for value in (parameter.detach() for parameter in self._in_turn):
             if value.ndim > 1:
                 value.add_(noise(self.config.direction, value, generator), alpha=-self._length)
 

@@ -9,23 +9,33 @@ from hypothesis import strategies as st
 
 from hvdbs.comm.local import Solo
 from hvdbs.config import Config, ModelConfig
-from hvdbs.costs import bucket_sizes, ring_bytes
+from hvdbs.costs import OWN_BUCKET_BYTES, buckets, ring_bytes
 from hvdbs.model import build_model
 from hvdbs.planning import update_bytes
 from hvdbs.step import Replica
 
 
-@given(st.lists(st.integers(1, 1000), min_size=1), st.integers(1, 2000))
+@given(st.lists(st.integers(1, 2 * OWN_BUCKET_BYTES), min_size=1), st.integers(1, 3 * OWN_BUCKET_BYTES))
 def test_buckets_hold_every_tensor_once_and_close_when_full(nbytes: list[int], limit: int) -> None:
-    counts = bucket_sizes(nbytes, limit)
-    assert sum(counts) == len(nbytes)
-    assert all(counts)
-    at = 0
-    for number, count in enumerate(counts):
-        held = nbytes[at : at + count]
+    """Large tensors alone; the others in order, their bucket open until it holds the limit; none waits for another."""
+    found = buckets(nbytes, limit)
+    assert sorted(place for bucket in found for place in bucket) == list(range(len(nbytes)))
+    assert [bucket[-1] for bucket in found[:-1]] == sorted(bucket[-1] for bucket in found[:-1])
+    large = [bucket for bucket in found if nbytes[bucket[0]] >= min(limit, OWN_BUCKET_BYTES)]
+    assert all(len(bucket) == 1 for bucket in large)
+    shared = [bucket for bucket in found if bucket not in large]
+    assert [place for bucket in shared for place in bucket] == sorted(place for bucket in shared for place in bucket)
+    for number, bucket in enumerate(shared):
+        held = [nbytes[place] for place in bucket]
+        assert max(held) < min(limit, OWN_BUCKET_BYTES)
         assert sum(held[:-1]) < limit  # it was open when its last tensor came
-        assert sum(held) >= limit or number == len(counts) - 1
-        at += count
+        assert sum(held) >= limit or number == len(shared) - 1
+
+
+def test_a_large_tensor_does_not_close_the_bucket_of_small_ones() -> None:
+    assert buckets([10, 500, 20, 30, 700, 40], 50) == [[1], [0, 2, 3], [4], [5]]
+    assert buckets([1, OWN_BUCKET_BYTES, 1, OWN_BUCKET_BYTES - 1], 2**30) == [[1], [0, 2, 3]]
+    assert buckets([], 50) == []
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -105,7 +105,7 @@ def test_one_set_of_reductions_whatever_the_accumulation(global_batch: int) -> N
     replica.run(window, Decision(0, global_batch, 0.1, 0.0), 0, batches, Requests())
     sums = [event for event in counted.events if event.kind == "sum"]
     assert [event.name for event in sums] == ["carry", *(bucket.name for bucket in replica.reducer.buckets)]
-    assert len(sums) == replica.collectives == 5
+    assert len(sums) == replica.collectives == 6
     parameters = sum(p.numel() * 8 for p in model.parameters())
     assert sum(event.nbytes for event in sums) == replica.reducer.reduced_bytes == reduced_bytes(parameters, 28)
     kinds = [event.kind for event in counted.events]
