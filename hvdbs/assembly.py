@@ -21,11 +21,13 @@ from hvdbs.checkpoint import Saver, State
 from hvdbs.comm import Communicator, agree
 from hvdbs.comm.cores import chosen, own_cores
 from hvdbs.config import Config, flatten, to_yaml, training_fields
+from hvdbs.costs import Linear
 from hvdbs.data.sources import open_source
-from hvdbs.devices import choose_device
+from hvdbs.devices import alike, choose_device
 from hvdbs.engine import Engine, EngineState, load_state, tunes
 from hvdbs.environment import environment
 from hvdbs.errors import HvdbsError, refusal
+from hvdbs.factors import candidates
 from hvdbs.files import write_atomically
 from hvdbs.invariance import scale_invariant
 from hvdbs.loop import Run
@@ -60,13 +62,15 @@ def agreed(comm: Communicator) -> Iterator[None]:
 class Assembled:
     """A run that is ready to start at ``progress``.
 
-    ``files``, ``display`` and ``account`` are rank 0's, and None if the run is ``complete``: trained and summed up.
+    ``layers``: those that could go by factors. ``files``, ``display`` and ``account`` are rank 0's, and None if the run
+    is ``complete``: trained and summed up.
     """
 
     run: Run
     progress: Progress
     best_merit: float | None
     plan: list[PlanRow]
+    layers: list[Linear]
     out: Path
     files: RunDirectory | None
     display: console.Display | None
@@ -131,10 +135,15 @@ def assemble(
         config = replace(  # with the sizes of the data, so that a run is not resumed on other data
             config, data=replace(config.data, train_samples=n), model=replace(config.model, classes=classes)
         )
-        plan = planning.plan(config, schedule, n, planning.meta_model(config, classes), comm.world_size)
+        sketch = planning.meta_model(config, classes)
+        plan = planning.plan(config, schedule, n, sketch, comm.world_size)
+        layers = planning.linear_layers(config, sketch)
         model = initial_model(config, classes, device)
     state, found, parent = restore(config, comm, out, resume, branch_from, device, say)
-    replica = Replica(model, config, comm)
+    with agreed(comm):
+        alike(config, comm, device)
+    batches = (stage.global_batch for stage in schedule.stages)
+    replica = Replica(model, config, comm, candidates(config, layers, batches, comm.world_size))
     for name, tensor in model.state_dict().items():
         comm.broadcast(tensor, f"initial.{name}")
     progress, best, totals = Progress(), None, Totals()
@@ -177,7 +186,7 @@ def assemble(
                 ) from None
             display = console.Display(plan[-1].samples_end, config.logging.line_seconds)
             trail = Trail(model, files) if weights else None
-            account = Account(config, comm, schedule, n, files, display, totals, trail, invariant)
+            account = Account(config, comm, schedule, n, files, display, totals, trail, invariant, layers)
     saver = Saver(out / "checkpoints", config, comm, found)
 
     def stop_asked() -> bool:
@@ -185,7 +194,7 @@ def assemble(
 
     recorder = account or Silent()
     run = Run(config, comm, source, schedule, replica, recorder, saver, requests, period, engine, stop_asked)
-    return Assembled(run, progress, best, plan, out, files, display, account, complete)
+    return Assembled(run, progress, best, plan, layers, out, files, display, account, complete)
 
 
 def _cut_off(out: Path, found: Path | None) -> bool:

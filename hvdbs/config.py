@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
+from hvdbs.costs import LinkConfig
 from hvdbs.reach import ExtrapolationConfig
 from hvdbs.schedule import ScheduleConfig
 from hvdbs.surfaces import AnalyticConfig
@@ -146,10 +147,15 @@ class CommunicationConfig:
     Args:
         bucket_bytes: size of one flat gradient bucket, in bytes; its allreduce starts when its last gradient is final.
         wire: the type in which gradients travel: none for their own, or fp16, at half the bytes of float32.
+        scheme: dense sums gradients; factors exchanges, for fully connected layers, the inputs and output gradients
+            that the gradient is a product of; hybrid takes for each such layer what costs less, stage by stage.
+        link: what hybrid goes by.
     """
 
     bucket_bytes: int = 25 * 2**20
     wire: Literal["none", "fp16"] = "none"
+    scheme: Literal["dense", "hybrid", "factors"] = "dense"
+    link: LinkConfig = field(default_factory=LinkConfig)
 
 
 @dataclass(frozen=True)

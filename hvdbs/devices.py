@@ -12,6 +12,7 @@ import torch
 
 from hvdbs.comm import Communicator
 from hvdbs.config import Config
+from hvdbs.environment import cpu_model
 from hvdbs.errors import refusal
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -74,3 +75,29 @@ def assign(asked: str, seats: Sequence[Seat]) -> list[int | None]:
             f"{fewer}another {VISIBLE} for each (srun --gpus-per-task=1 sets it), or device: cpu",
         )
     return list(indices)
+
+
+def alike(config: Config, comm: Communicator, device: torch.device) -> None:
+    """Collective. Raises HvdbsError, with one text on all ranks, where ranks that multiply the same factors would not
+    get the same bits, so that replicas would part."""
+    if config.communication.scheme == "dense":
+        return
+    kinds = [json.loads(text) for text in comm.gather_bytes(json.dumps(arithmetic(device)).encode())]
+    refuse_mixed(config.communication.scheme, kinds)
+
+
+def arithmetic(device: torch.device) -> str:
+    """What the bits of a matrix product depend on: the kind of GPU, or of CPU with its instructions and threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    many = f"{threads} thread{'' if threads == 1 else 's'}"
+    return f"{cpu_model()} ({torch.backends.cpu.get_cpu_capability()}, {many})"
+
+
+def refuse_mixed(scheme: str, kinds: Sequence[str]) -> None:
+    """Raises HvdbsError unless all ``kinds`` of ``arithmetic``, by rank, are one."""
+    other = next((rank for rank, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if other is not None:
+        rule = f"needs the same device on every rank, not {kinds[0]} on rank 0 and {kinds[other]} on rank {other}"
+        raise refusal("communication.scheme", scheme, rule, "communication.scheme: dense, or threads: 1 for CPUs alike")

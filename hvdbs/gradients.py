@@ -10,11 +10,13 @@ autograd made is the bucket.
 
 Where the gradients of several parts of a window are wanted apart (``hvdbs.extrapolation``), the buckets collect one
 part at a time and a second set of buffers their total; the last part joins it in the hook that sends the bucket.
+
+A weight that may go by factors (``hvdbs.factors``) has a bucket of its own, which is filled by their exchange then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +25,8 @@ from torch import nn
 
 from hvdbs.comm import Communicator, Handle
 from hvdbs.costs import buckets as shared_out
+from hvdbs.errors import refusal
+from hvdbs.factors import Factors
 
 ROW = 4096
 
@@ -47,6 +51,20 @@ class Bucket:
     total: torch.Tensor | None = None
     keep: torch.Tensor | None = None
     norms: torch.Tensor | None = None
+    factors: Factors | None = None
+
+    @property
+    def collector(self) -> Factors | None:
+        """Where the rows of this window lie until they are exchanged; None where gradients are summed."""
+        return self.factors if self.factors is not None and self.factors.collecting else None
+
+    @property
+    def sent_bytes(self) -> int:
+        """Of the last window, counted as in ``GradientReducer.reduced_bytes``."""
+        if self.factors is not None and self.factors.active:
+            return self.factors.gathered_bytes
+        item = self.flat.element_size() if self.wire is None else self.wire.element_size()
+        return sum(p.numel() for p in self.parameters) * item
 
     def blank(self) -> torch.Tensor:
         """Another such flat buffer, zeros."""
@@ -58,9 +76,13 @@ class Bucket:
             parameter.grad = None
         if len(self.parameters) == 1:
             self.flat, self.views = self.flat.new_empty(0), []
+        if self.factors is not None:
+            self.factors.begin_part()
 
     def fill(self) -> None:
         """Zeros for the parameters that no backward pass has reached."""
+        if self.collector is not None:
+            return
         if not self.views:
             self._take(self.blank())
         for parameter, view in zip(self.parameters, self.views, strict=True):
@@ -79,6 +101,12 @@ class Bucket:
             self._take(self.blank())
         if gradient is not self.views[place]:
             parameter.grad = self.views[place].copy_(gradient)
+
+    def own_norms(self) -> torch.Tensor:
+        """2-norms of what is collected, one for each parameter."""
+        if (own := self.collector) is not None:
+            return own.own_norm()
+        return torch.stack(torch._foreach_norm(list(self.views)))
 
     def _take(self, flat: torch.Tensor) -> None:
         self.flat, self.views = flat, views_of(self.parameters, flat)
@@ -132,22 +160,32 @@ def sole(gradient: torch.Tensor) -> bool:
     return _uses(gradient) == _SOLE and gradient.untyped_storage().nbytes() == gradient.nbytes
 
 
-def lay_out(parameters: Sequence[nn.Parameter], bucket_bytes: int, wire: torch.dtype | None = None) -> list[Bucket]:
+def lay_out(
+    parameters: Sequence[nn.Parameter],
+    bucket_bytes: int,
+    wire: torch.dtype | None = None,
+    factors: Mapping[int, Factors] | None = None,
+) -> list[Bucket]:
     """Buckets of about ``bucket_bytes`` bytes over ``parameters``, last parameter first; sets every ``p.grad``.
+
+    Those of ``factors``, by id of the parameter, have buckets of their own.
 
     All parameters have one dtype and device. A gradient has its parameter's memory format, so channels_last stays
     so; that of a parameter which is a slice of something larger is dense.
     """
     backwards = list(reversed(parameters))
     buckets: list[Bucket] = []
-    for places in shared_out([p.numel() * p.element_size() for p in backwards], bucket_bytes):
+    by_id = factors or {}
+    nbytes = [max(p.nbytes, bucket_bytes * (id(p) in by_id)) for p in backwards]
+    for places in shared_out(nbytes, bucket_bytes):
         members = [backwards[place] for place in places]
         flat = torch.zeros(sum(p.numel() for p in members), dtype=members[0].dtype, device=members[0].device)
         views = views_of(members, flat)
         for p, view in zip(members, views, strict=True):
             p.grad = view
         copy = None if wire is None else torch.empty_like(flat, dtype=wire)
-        buckets.append(Bucket(f"gradients.{len(buckets)}", flat, copy, members, views))
+        own = by_id.get(id(members[0]))
+        buckets.append(Bucket(f"gradients.{len(buckets)}", flat, copy, members, views, factors=own))
     return buckets
 
 
@@ -167,8 +205,9 @@ class GradientReducer:
         carry: torch.Tensor,
         bucket_bytes: int,
         wire: torch.dtype | None = None,
+        factors: Sequence[Factors] = (),
     ) -> None:
-        self.buckets = lay_out(list(parameters), bucket_bytes, wire)
+        self.buckets = lay_out(list(parameters), bucket_bytes, wire, {id(own.weight): own for own in factors})
         self._comm = comm
         self._carry = carry
         self._carry_handle: Handle | None = None
@@ -177,11 +216,16 @@ class GradientReducer:
         self._totals: list[torch.Tensor] = []
         self._factor = 1.0
         self.collectives = len(self.buckets) + 1
-        sent = (b.flat if b.wire is None else b.wire for b in self.buckets)
-        self.reduced_bytes = sum(tensor.nbytes for tensor in sent) + carry.nbytes
         for bucket in self.buckets:
+            if bucket.factors is not None:
+                bucket.factors.ready = partial(self._ready, bucket)
             for place, parameter in enumerate(bucket.parameters):
                 parameter.register_post_accumulate_grad_hook(partial(self._arrived, bucket, place))
+
+    @property
+    def reduced_bytes(self) -> int:
+        """Of one window: what this rank hands to allreduce, and the factors that all ranks hand to allgather."""
+        return sum(bucket.sent_bytes for bucket in self.buckets) + self._carry.nbytes
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -192,6 +236,8 @@ class GradientReducer:
         """The next gradients are the first of a window."""
         for bucket in self.buckets:
             bucket.total = bucket.keep = None
+            if bucket.factors is not None:
+                bucket.factors.begin()
         self.begin_part()
 
     def begin_part(self) -> None:
@@ -209,7 +255,10 @@ class GradientReducer:
         """The gradients collected so far, times ``factor``, into ``target``."""
         self._fill()
         for bucket, flat in zip(self.buckets, target.flats, strict=True):
-            torch.mul(bucket.flat, factor, out=flat)
+            if (own := bucket.collector) is not None:
+                own.local(flat, factor)
+            else:
+                torch.mul(bucket.flat, factor, out=flat)
 
     def end_part(self) -> None:
         """Put what is collected to the window's total and begin the next part; the last part ends by itself."""
@@ -217,7 +266,9 @@ class GradientReducer:
         if not self._totals:
             self._totals = [torch.empty_like(bucket.flat) for bucket in self.buckets]
         for bucket, total in zip(self.buckets, self._totals, strict=True):
-            if bucket.total is None:
+            if (own := bucket.collector) is not None:
+                own.end_part()
+            elif bucket.total is None:
                 bucket.total = total.copy_(bucket.flat)
             else:
                 bucket.total.add_(bucket.flat)
@@ -257,13 +308,18 @@ class GradientReducer:
             assert bucket.handle is not None
             bucket.handle.wait()
             bucket.handle = None
-            if bucket.wire is not None:
+            if bucket.factors is not None and bucket.factors.active:
+                bucket.take_in(0)
+            elif bucket.wire is not None:
                 bucket.flat.copy_(bucket.wire)
         self._carry_handle.wait()
         self._carry_handle = None
         self._armed = self._measuring = False
 
     def _arrived(self, bucket: Bucket, place: int, _: torch.Tensor) -> None:
+        if (own := bucket.collector) is not None:
+            rule = "has a weight that is used outside of its own forward, which factors do not see"
+            raise refusal("model layer", own.layer.name, rule, "communication.scheme: dense")
         bucket.take_in(place)
         if not self._armed:
             return
@@ -273,9 +329,21 @@ class GradientReducer:
         elif bucket.missing < 0:
             raise RuntimeError(f"{bucket.name}: a gradient arrived after its bucket was sent")
 
+    def _ready(self, bucket: Bucket) -> None:
+        if not self._armed:
+            return
+        if bucket.handle is not None:
+            raise RuntimeError(f"{bucket.name}: factors arrived after theirs were sent")
+        self._send(bucket)
+
     def _send(self, bucket: Bucket) -> None:
         if self._measuring:
-            bucket.norms = torch.stack(torch._foreach_norm(list(bucket.views)))
+            bucket.norms = bucket.own_norms()
+        if (own := bucket.collector) is not None:
+            if bucket.keep is not None:
+                own.local(bucket.keep, self._factor)
+            bucket.handle = own.send()
+            return
         if bucket.keep is not None:
             torch.mul(bucket.flat, self._factor, out=bucket.keep)
         if bucket.total is not None:
@@ -293,7 +361,7 @@ class GradientReducer:
         self._fill()
         for bucket in self.buckets:
             if bucket.handle is None:
-                bucket.norms = torch.stack(torch._foreach_norm(list(bucket.views)))
+                bucket.norms = bucket.own_norms()
         return torch.cat([bucket.norms for bucket in self.buckets if bucket.norms is not None])
 
 

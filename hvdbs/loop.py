@@ -82,7 +82,8 @@ def train(run: Run, progress: Progress, best_merit: float | None) -> Outcome:
             if engine is not None:
                 schedule = engine.schedule
                 decision = decide(schedule, progress) or decision
-            compare(comm, decision, state_digest(replica.model, replica.optimizer))
+            factors = replica.choose(decision.global_batch)
+            compare(comm, decision, state_digest(replica.model, replica.optimizer), factors)
             recorder.enter(schedule, stage, progress)
         run.requests.checkpoint = run.saver.minutes_are_up()
         if run.stop_asked():

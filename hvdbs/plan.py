@@ -90,7 +90,8 @@ def describe(config: Config, world_size: int) -> str:
     planning.evaluation_period(config, train_samples)
     model = planning.meta_model(config, classes)
     rows = planning.plan(config, schedule, train_samples, model, world_size)
-    beside = planning.extrapolation_lines(config, model, rows)
+    layers = planning.linear_layers(config, model)
+    beside = [*planning.extrapolation_lines(config, model, rows), *planning.communication_lines(config, layers, rows)]
     return "\n".join([console.stage_table(rows), *beside, *planning.warnings(rows)])
 
 

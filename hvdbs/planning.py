@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
@@ -9,12 +12,14 @@ from hvdbs import console, reach
 from hvdbs.batch_norm import RunningStatistics
 from hvdbs.batching import dealing, less_idle_micro_batch
 from hvdbs.config import Config
-from hvdbs.costs import reduced_bytes
+from hvdbs.costs import Choice, Linear, reduced_bytes
 from hvdbs.errors import refusal
+from hvdbs.factors import choices, eligible, sizes
 from hvdbs.model import network
 from hvdbs.optim import effective_lr
 from hvdbs.records import PlanRow
 from hvdbs.schedule import Length, Schedule, Stage, spans
+from hvdbs.surfaces import dimension
 
 _IDLE_SHARE_WARNED = 0.2
 
@@ -27,8 +32,8 @@ def plan(config: Config, schedule: Schedule, train_samples: int, model: nn.Modul
     _check_extrapolation(config, schedule, world_size)
     if config.data.kind != "analytic":
         _try_images(config, model)
+    layers = linear_layers(config, model)
     rows = []
-    nbytes = update_bytes(model, config)
     for span in spans(schedule):
         stage = span.stage
         images = config.data.kind != "analytic"
@@ -52,7 +57,8 @@ def plan(config: Config, schedule: Schedule, train_samples: int, model: nn.Modul
                 weight_decay=stage.weight_decay,
                 effective_lr=effective_lr(stage.lr, config.optimizer.momentum),
                 steps=span.steps,
-                reduced_bytes=span.steps * nbytes,
+                reduced_bytes=span.steps
+                * update_bytes(model, config, choices(config, layers, stage.global_batch, world_size)),
                 reason=stage.reason,
             )
         )
@@ -144,11 +150,53 @@ def warnings(rows: list[PlanRow]) -> list[str]:
     return lines
 
 
-def update_bytes(model: nn.Module, config: Config) -> int:
-    """Bytes that one rank hands to allreduce in one update of ``model``."""
+def update_bytes(model: nn.Module, config: Config, chosen: Sequence[Choice] = ()) -> int:
+    """Bytes of one update of ``model``: what one rank hands to allreduce, and the rows that all hand to allgather for
+    those of the layers ``chosen`` that go by factors."""
     halved = config.communication.wire == "fp16"
     parameters = sum(p.numel() * (2 if halved else p.element_size()) for p in model.parameters() if p.requires_grad)
-    return reduced_bytes(parameters, RunningStatistics(model).size)
+    size = sizes(config)
+    gathered = [choice for choice in chosen if choice.factors]
+    parameters -= sum(choice.layer.weights * size.gradient for choice in gathered)
+    rows = sum(choice.gathered_bytes(size) for choice in gathered)
+    return reduced_bytes(parameters, RunningStatistics(model).size) + rows
+
+
+def linear_layers(config: Config, model: nn.Module) -> list[Linear]:
+    """The layers of ``model``, which is on the meta device, that could go by factors; none under scheme dense.
+
+    Raises HvdbsError if the scheme is factors and there are none.
+    """
+    if config.communication.scheme == "dense":
+        return []
+    size, surface = config.data.image_size, config.data.analytic
+    sample = (dimension(surface),) if config.data.kind == "analytic" else (3, size, size)
+    found = eligible(model, sample, getattr(torch, config.dtype))
+    if not found and config.communication.scheme == "factors":
+        rule = f"has no layer to act on: {config.model.name} has no fully connected layer whose weight is its own"
+        raise refusal("communication.scheme", "factors", rule, "dense")
+    return found
+
+
+def communication_lines(config: Config, layers: Sequence[Linear], rows: list[PlanRow]) -> list[str]:
+    """What a person should know beside the stage table: which of ``layers`` go by factors, and what that saves."""
+    if config.communication.scheme == "dense":
+        return []
+    size, lines = sizes(config), []
+    for row in rows:
+        chosen = choices(config, layers, row.global_batch, row.world_size)
+        gathered = [choice for choice in chosen if choice.factors]
+        whole = sum(choice.layer.weights * size.gradient for choice in chosen)
+        kinds = Counter(f"{choice.layer.inputs} x {choice.layer.outputs}" for choice in gathered)
+        named = ", ".join(f"{many} of {kind}" for kind, many in kinds.items()) or "none"
+        sent, dense = sum(c.factor_bytes for c in gathered), sum(c.gradient_bytes for c in gathered)
+        line = f"communication: stage {row.stage}: by factors {named}, of {len(chosen)} that could"
+        if gathered:
+            line += f"; each rank sends {console.size(round(sent))} for them instead of {console.size(round(dense))}"
+        else:
+            line += f"; their gradients are {console.size(whole)}"
+        lines.append(f"{line}.")
+    return lines
 
 
 def meta_model(config: Config, classes: int | None) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -13,7 +13,9 @@ from hvdbs.batching import Window
 from hvdbs.comm import Communicator
 from hvdbs.config import Config
 from hvdbs.console import Display
+from hvdbs.costs import Choice, Linear
 from hvdbs.evaluation import Scores
+from hvdbs.factors import choices
 from hvdbs.metrics import RunDirectory
 from hvdbs.model import group_of
 from hvdbs.noise import NoiseScale
@@ -148,7 +150,9 @@ class Account:
         totals: Totals,
         trail: Trail | None = None,
         invariant: Collection[str] = (),
+        layers: Sequence[Linear] = (),
     ) -> None:
+        self._layers = layers
         self._invariant = frozenset(invariant)
         self.counted = totals
         self._trail = trail
@@ -189,6 +193,27 @@ class Account:
                         reason,
                     )
                 )
+        self._note_factors(stage, None if old is None else old.global_batch, new.global_batch, progress)
+
+    def _note_factors(self, stage: int, old_batch: int | None, new_batch: int, progress: Progress) -> None:
+        """How the gradient of each layer that could go by factors will travel."""
+        size = self._comm.world_size
+        for layer in self._layers:
+            old, new = (batch and choices(self._config, [layer], batch, size)[0] for batch in (old_batch, new_batch))
+            assert isinstance(new, Choice)
+            self._files.decision(
+                DecisionRow(
+                    progress.step + 1,
+                    progress.samples_seen,
+                    stage,
+                    "costs",
+                    f"factors.{layer.name}",
+                    float(old.factors) if isinstance(old, Choice) else None,
+                    float(new.factors),
+                    new.inputs(self._config.communication.link),
+                    new.reason(self._config.communication.scheme),
+                )
+            )
 
     def applied(
         self,

@@ -37,7 +37,8 @@ class PlanRow:
     Samples [samples_begin, samples_end) are whole windows; epochs are the same in epochs. ``steps`` are
     updates. micro_batches_* count those of one window on the busiest and on the idlest rank; ``idle_share``
     in [0, 1] is the part of all ranks' turns that nobody uses. ``effective_lr`` is lr / (1 - momentum).
-    ``reduced_bytes`` are what one rank hands to allreduce in the whole stage. ``reason``: why the stage is as it is.
+    ``reduced_bytes`` are what one rank hands to allreduce in the whole stage, and the factors that all ranks together
+    hand to allgather. ``reason``: why the stage is as it is.
     """
 
     stage: int
@@ -64,9 +65,10 @@ class StageRow:
     """stages.csv: one stage that ended. Samples [samples_begin, samples_end) are those of its whole windows.
 
     ``accumulation_steps`` of the busiest rank; ``effective_lr`` is lr / (1 - momentum), with the stage's last
-    lr; ``steps`` are its updates; ``reduced_bytes`` are what one rank handed to allreduce; ``seconds`` are
-    rank 0's, evaluations and checkpoints left out; of these, ``exposed_communication_seconds`` were spent
-    blocked after the last backward of a window and ``data_seconds`` waiting for data.
+    lr; ``steps`` are its updates; ``reduced_bytes`` are what one rank handed to allreduce, and the factors that all
+    ranks together handed to allgather; ``seconds`` are rank 0's, evaluations and checkpoints left out; of these,
+    ``exposed_communication_seconds`` were spent blocked after the last backward of a window and ``data_seconds``
+    waiting for data.
     """
 
     stage: int
@@ -97,7 +99,7 @@ class StepRow:
     2-norm of the whole mean gradient before clipping. ``noise_scale`` in samples. ``samples_per_second``
     leaves evaluations and checkpoints out. ``exposed_communication_seconds``: blocked after the last
     backward. ``imbalance_seconds`` and ``communication_seconds``: traced windows only. ``reduced_bytes``:
-    handed to allreduce by one rank. ``collectives``: operations started.
+    as in stages.csv. ``collectives``: operations started.
     ``skipped``: windows of the run so far that changed nothing, because their gradient was not finite; each has a row.
     """
 
@@ -186,12 +188,15 @@ class DecisionRow:
     ``step`` is the first update made under the decision and ``samples_seen`` where that window begins. So a
     checkpoint taken between a decision and its first update cuts the row, and the resumed run, which decides
     again, writes it again. ``inputs`` is JSON text: everything the policy read.
+
+    ``quantity`` ``factors.<layer>``, of the source ``costs``: 1 where factors of the layer are exchanged from here on,
+    0 where its gradient is summed; a row for each layer that could and each stage, both costs among the ``inputs``.
     """
 
     step: int
     samples_seen: int
     stage: int
-    source: Literal["schedule", "engine"]
+    source: Literal["schedule", "engine", "costs"]
     quantity: str
     old: float | None
     new: float

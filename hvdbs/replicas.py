@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 
 import torch
 from torch import nn
@@ -38,9 +40,17 @@ def state_digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return total.hexdigest()
 
 
-def compare(comm: Communicator, decision: Decision, digest: str) -> None:
-    """Collective. Raises AgreedError naming the ranks whose decision or replica is not rank 0's, and both values."""
-    mine = json.dumps({"decision": asdict(decision), "replica": digest}).encode()
+def compare(
+    comm: Communicator, decision: Decision, digest: str, factors: Mapping[str, bool] = MappingProxyType({})
+) -> None:
+    """Collective. Raises AgreedError naming the ranks whose decision or replica is not rank 0's, and both values.
+
+    ``factors``: by layer, whether its gradient goes by factors; ranks that disagree would wait for each other.
+    """
+    said: dict[str, object] = {"decision": asdict(decision), "replica": digest}
+    if factors:
+        said["factors"] = dict(factors)
+    mine = json.dumps(said).encode()
     reference = comm.broadcast_bytes(mine)
     differ = torch.tensor([float(mine != reference)], dtype=torch.float64)
     comm.start_sum(differ, "compare").wait()

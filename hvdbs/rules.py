@@ -113,6 +113,12 @@ def check(config: Config) -> None:
         raise refusal(
             "communication.wire", wire, f"needs dtype float32, not {config.dtype}", "communication.wire: none"
         )
+    link = config.communication.link
+    for name, speed in {"bytes_per_second": link.bytes_per_second, "flops_per_second": link.flops_per_second}.items():
+        if speed is not None and not (math.isfinite(speed) and speed > 0):
+            raise refusal(f"communication.link.{name}", speed, "must be positive and finite")
+    if not (math.isfinite(link.latency_seconds) and link.latency_seconds >= 0):
+        raise refusal("communication.link.latency_seconds", link.latency_seconds, "must be a finite number, at least 0")
     if config.autocast != "none" and config.dtype != "float32":
         raise refusal("autocast", config.autocast, f"needs dtype float32, not {config.dtype}", "autocast: none")
     clip = config.optimizer.clip_norm

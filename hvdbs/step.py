@@ -14,10 +14,11 @@ from hvdbs.batch_norm import RunningStatistics
 from hvdbs.batching import MicroBatch, Window
 from hvdbs.comm import Communicator
 from hvdbs.config import Config
-from hvdbs.costs import CARRY_SLOTS
+from hvdbs.costs import CARRY_SLOTS, Linear
 from hvdbs.data import Batch
 from hvdbs.data.streams import generator_seed
 from hvdbs.extrapolation import Extrapolation
+from hvdbs.factors import attach, choices
 from hvdbs.gradients import GradientReducer, clip, gradient_norm
 from hvdbs.loss import summed_loss
 from hvdbs.noise import LayerNorms, Pair
@@ -98,9 +99,12 @@ class Preprocess:
 
 
 class Replica:
-    """This rank's copy of the model with all that turns a window into an update."""
+    """This rank's copy of the model with all that turns a window into an update.
 
-    def __init__(self, model: nn.Module, config: Config, comm: Communicator) -> None:
+    ``layers``: those whose gradients may go by factors in some stage; until ``choose`` all are summed.
+    """
+
+    def __init__(self, model: nn.Module, config: Config, comm: Communicator, layers: Sequence[Linear] = ()) -> None:
         first = next(model.parameters())
         self.model = model
         self.config = config
@@ -115,7 +119,10 @@ class Replica:
         self.running = RunningStatistics(model)
         self.carry = torch.zeros(CARRY_SLOTS + self.running.size, dtype=torch.float64, device=first.device)
         wire = torch.float16 if config.communication.wire == "fp16" else None
-        self.reducer = GradientReducer(trained(model), comm, self.carry, config.communication.bucket_bytes, wire)
+        self.factors = attach(model, layers, config, comm)
+        self.reducer = GradientReducer(
+            trained(model), comm, self.carry, config.communication.bucket_bytes, wire, self.factors
+        )
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._names = [names[id(parameter)] for parameter in self.reducer.parameters]
         self.extrapolation = Extrapolation(
@@ -133,6 +140,15 @@ class Replica:
             reset(self.optimizer)
         if self.config.optimizer.proximal_gamma is not None:
             self.anchor = [p.detach().clone() for p in trained(self.model)]
+
+    def choose(self, global_batch: int) -> dict[str, bool]:
+        """How gradients travel in windows of ``global_batch``: by name of each layer that may, whether by factors."""
+        layers = [factors.layer for factors in self.factors]
+        chosen = choices(self.config, layers, global_batch, self.comm.world_size)
+        for factors, choice in zip(self.factors, chosen, strict=True):
+            factors.use(choice.factors, global_batch)
+        self.reducer.release()
+        return {choice.layer.name: choice.factors for choice in chosen}
 
     @property
     def collectives(self) -> int:

@@ -145,6 +145,7 @@ def _run(comm: Communicator, config: Config, arguments: Namespace, out: list[Pat
     out.append(path)
     say(console.stage_table(made.plan))
     beside = planning.extrapolation_lines(made.run.config, made.run.replica.model, made.plan)
+    beside += planning.communication_lines(made.run.config, made.layers, made.plan)
     for line in (*beside, *planning.warnings(made.plan)):
         say(line)
     if comm.backend != "solo":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import random
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 
 from hvdbs.batching import MicroBatch
 from hvdbs.checkpoint import Saver, State, take_back
-from hvdbs.comm import Communicator, Handle
+from hvdbs.comm import Communicator, Gathering, Handle
 from hvdbs.config import (
     CheckpointConfig,
     CommunicationConfig,
@@ -27,9 +28,11 @@ from hvdbs.config import (
     ModelConfig,
     OptimizerConfig,
 )
+from hvdbs.costs import Linear, LinkConfig
 from hvdbs.data import Batch, order
 from hvdbs.engine import Engine
 from hvdbs.evaluation import Scores
+from hvdbs.factors import candidates, eligible
 from hvdbs.loop import Outcome, Run, train
 from hvdbs.progress import Progress
 from hvdbs.reach import ExtrapolationConfig
@@ -153,6 +156,9 @@ SHORT_STAGES = (  # 4 + 3 + 3 updates
 )
 
 
+EVERY_BYTE = LinkConfig(latency_seconds=0.0)  # so that bytes alone decide between gradients and factors
+
+
 def settings(
     stages: Sequence[Stage],
     *,
@@ -168,6 +174,7 @@ def settings(
     channels_last: bool = False,
     checkpoint: CheckpointConfig | None = None,
     extrapolation: ExtrapolationConfig | None = None,
+    scheme: str = "dense",
 ) -> Config:
     """A Config of the stages of the reference. The model is made by the test, so ``model.name`` names nothing."""
     rows = tuple(StageConfig(s.global_batch, s.lr, s.weight_decay, samples=s.samples) for s in stages)
@@ -181,7 +188,7 @@ def settings(
         optimizer=OptimizerConfig(momentum=momentum, nesterov=nesterov, clip_norm=clip_norm),
         schedule=ScheduleConfig(method="table", stages=rows, warmup=ramp),
         extrapolation=extrapolation or ExtrapolationConfig(),
-        communication=CommunicationConfig(bucket_bytes),
+        communication=CommunicationConfig(bucket_bytes, scheme=scheme, link=EVERY_BYTE),  # type: ignore[arg-type]
         checkpoint=checkpoint or CheckpointConfig(every_minutes=0),
     )
 
@@ -245,6 +252,12 @@ class Trip(NamedTuple):
         return state_digest(self.model, self.run.replica.optimizer)
 
 
+def layers_of(model: nn.Module, source: Memory) -> list[Linear]:
+    """The layers of ``model`` that could go by factors."""
+    dtype = next(model.parameters()).dtype
+    return eligible(copy.deepcopy(model).to("meta"), source.inputs.shape[1:], dtype)
+
+
 def assembled(
     comm: Communicator,
     config: Config,
@@ -256,13 +269,19 @@ def assembled(
     saver: Saver | None = None,
     evaluation_period: int = 0,
     engine: Engine | None = None,
+    layers: Sequence[Linear] | None = None,
 ) -> Run:
+    """``layers``: that may go by factors; by default what ``hvdbs.factors`` finds."""
+    schedule = resolve(config.schedule, source.train_samples)
+    if layers is None:
+        layers = [] if config.communication.scheme == "dense" else layers_of(model, source)
+    batches = [stage.global_batch for stage in schedule.stages]
     return Run(
         config,
         comm,
         source,
-        resolve(config.schedule, source.train_samples),
-        Replica(model, config, comm),
+        schedule,
+        Replica(model, config, comm, candidates(config, layers, batches, comm.world_size)),
         recorder or Silent(),
         saver or Saver(folder, config, comm, None),
         requests or Requests(),
@@ -357,7 +376,8 @@ def everywhere(comm: Communicator, value: Any) -> list[Any]:
 
 
 class Event(NamedTuple):
-    """``kind``: forward, arrived, sum, broadcast, bytes; ``name`` of what; ``nbytes`` of it; ``at`` in seconds."""
+    """``kind``: forward, arrived, sum, gather, broadcast, bytes; ``name`` of what; ``nbytes`` of it; ``at`` in
+    seconds."""
 
     kind: str
     name: str
@@ -383,6 +403,10 @@ class Counted:
     def start_sum(self, tensor: torch.Tensor, name: str) -> Handle:
         self.note("sum", name, tensor.nbytes)
         return self._comm.start_sum(tensor, name)
+
+    def start_gather(self, rows: torch.Tensor, name: str) -> Gathering:
+        self.note("gather", name, rows.nbytes)
+        return self._comm.start_gather(rows, name)
 
     def broadcast(self, tensor: torch.Tensor, name: str) -> None:
         self.note("broadcast", name, tensor.nbytes)

@@ -28,6 +28,14 @@ class Handle(Protocol):
         ...
 
 
+class Gathering(Protocol):
+    """A collection of rows under way."""
+
+    def wait(self) -> torch.Tensor:
+        """Block until the rows of all ranks are there; a new tensor. Raises PeerFailure if a rank is gone."""
+        ...
+
+
 class Communicator(Protocol):
     """Collectives over all ranks. Every rank calls the same ones with the same names; tensors are changed in place."""
 
@@ -50,6 +58,11 @@ class Communicator(Protocol):
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> Handle:
         """Collective. Begin summing ``tensor`` over ranks; nobody touches it until ``wait`` returns."""
+        ...
+
+    def start_gather(self, rows: torch.Tensor, name: str) -> Gathering:
+        """Collective. Begin collecting the ``rows`` [R, ...] of every rank, which may be of unequal number, or none,
+        one after the other by rank; nobody touches them until ``wait`` returns."""
         ...
 
     def broadcast(self, tensor: torch.Tensor, name: str) -> None:

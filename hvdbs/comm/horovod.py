@@ -40,6 +40,17 @@ class _Sum:
             hvd.synchronize(self._handle)
 
 
+class _Gathered:
+    def __init__(self, handle: int, dtype: torch.dtype) -> None:
+        self._handle = handle
+        self._dtype = dtype
+
+    def wait(self) -> torch.Tensor:
+        with _peers():
+            rows: torch.Tensor = hvd.synchronize(self._handle)
+        return rows.view(self._dtype)
+
+
 class Horovod:
     """All ranks that the launcher started."""
 
@@ -61,6 +72,12 @@ class Horovod:
     def start_sum(self, tensor: torch.Tensor, name: str) -> _Sum:
         with _peers():
             return _Sum(hvd.allreduce_async_(tensor, name=name, op=hvd.Sum))
+
+    def start_gather(self, rows: torch.Tensor, name: str) -> _Gathered:
+        # Horovod knows no bfloat16; nothing is added up here, so any type of that size carries its bits.
+        sent = rows.view(torch.int16) if rows.dtype is torch.bfloat16 else rows
+        with _peers():
+            return _Gathered(hvd.allgather_async(sent, name=name), rows.dtype)
 
     def broadcast(self, tensor: torch.Tensor, name: str) -> None:
         dense = tensor.contiguous()  # Horovod takes no other layout: a channels_last weight goes through a copy

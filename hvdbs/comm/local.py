@@ -18,6 +18,14 @@ class _Done:
         return None
 
 
+class _Gathered:
+    def __init__(self, finish: Callable[[], torch.Tensor]) -> None:
+        self._finish = finish
+
+    def wait(self) -> torch.Tensor:
+        return self._finish()
+
+
 class Solo:
     """The only rank there is. A sum over one rank is the tensor itself."""
 
@@ -29,6 +37,9 @@ class Solo:
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> _Done:
         return _Done()
+
+    def start_gather(self, rows: torch.Tensor, name: str) -> _Gathered:
+        return _Gathered(lambda: rows)
 
     def broadcast(self, tensor: torch.Tensor, name: str) -> None:
         return None
@@ -124,6 +135,15 @@ class ThreadRank:
             tensor.copy_(torch.stack([entry[1] for entry in everyone]).sum(0))
 
         return _Pending(finish)
+
+    def start_gather(self, rows: torch.Tensor, name: str) -> _Gathered:
+        def finish() -> torch.Tensor:
+            everyone = self._world.exchange(self.rank, (name, rows.clone()))
+            names = {entry[0] for entry in everyone}
+            assert names == {name}, f"ranks gather different rows: {sorted(names)}"
+            return torch.cat([entry[1] for entry in everyone])
+
+        return _Gathered(finish)
 
     def broadcast(self, tensor: torch.Tensor, name: str) -> None:
         tensor.copy_(self._world.exchange(self.rank, tensor.clone())[0])
