@@ -1,8 +1,8 @@
 """What communication costs, in bytes and seconds, and which of two ways is the cheaper: pure functions of sizes.
 
 The gradient of a fully connected layer is a product of two thin matrices, its inputs and the gradients of its outputs,
-so ranks may exchange these (sufficient factors) and multiply, instead of summing the product (Zhang et al., "Poseidon",
-USENIX ATC 2017, section 3.2, HybComm; ``hvdbs.factors``).
+so ranks may exchange these (sufficient factors) and multiply, instead of summing the product (hybrid communication of
+Zhang et al., "Poseidon", USENIX ATC 2017; ``hvdbs.factors``).
 """
 
 from __future__ import annotations
@@ -147,8 +147,9 @@ def choose(
         factors:    (P - 1) a   +   (P - 1) / P R (M + N) s / B + 2 R M N / F  (ring allgather of both in one message).
 
     l <= 1 is the layer's share of a bucket, whose messages it may share with others. Without a and F, and with equal s,
-    factors win where R <= 2 M N / (M + N): the paper's rule 2 K (P - 1) (M + N) <= 2 M N (P1 + P2 - 2) / P2 with as
-    many servers as workers and R = P K. A tie goes to the factors, as in the paper. A single rank has nothing to send.
+    factors win where R <= 2 M N / (M + N): the rule 2 K (P1 - 1) (M + N) <= 2 M N (P1 + P2 - 2) / P2 of Poseidon's
+    authors (petuum/autodist, poseidon_strategy.py) with as many servers P2 as workers P1 and R = P1 K, ties included;
+    a, F and l are ours. A single rank has nothing to send.
     """
     rows, others = global_batch * layer.positions, world_size - 1
     gradient = layer.weights * sizes.gradient

@@ -2,9 +2,10 @@
 
 For y = x W^T + b, W [N, M], the gradient of W over a window is D^T A, with a row of A [R, M] for each input and of D
 [R, N] for the gradient of its output. Each rank keeps the rows of its own micro-batches and sends them to all others;
-each then forms the one product (Zhang et al., "Poseidon", USENIX ATC 2017, section 3.2; Xie et al., "sufficient factor
-broadcasting", UAI 2016). It is the dense gradient, exactly: losses are divided by the window's samples before backward,
-so D holds shares of a mean, and rows are those of the whole window in stream order, whatever the number of ranks.
+each then forms the one product (hybrid communication of Zhang et al., "Poseidon", USENIX ATC 2017; sufficient factor
+broadcasting of Xie et al., UAI 2016). It is the dense gradient, exactly: losses are divided by the window's samples
+before backward, so D holds shares of a mean, and rows are those of the whole window in stream order, whatever the
+number of ranks.
 
 While a layer goes by factors its weight takes no part in autograd, so that no rank forms a gradient of its own rows.
 The module stays what it is; only how ``weight.grad`` comes about changes. Biases are summed as ever.

@@ -252,10 +252,17 @@ class Trip(NamedTuple):
         return state_digest(self.model, self.run.replica.optimizer)
 
 
+def sketch(model: nn.Module) -> nn.Module:
+    """``model`` on the meta device, what is tied still tied, which Module.to does not promise."""
+    memo: dict[int, Any] = {id(p): nn.Parameter(p.to("meta"), p.requires_grad) for p in model.parameters()}
+    memo |= {id(buffer): buffer.to("meta") for buffer in model.buffers()}
+    return copy.deepcopy(model, memo)
+
+
 def layers_of(model: nn.Module, source: Memory) -> list[Linear]:
     """The layers of ``model`` that could go by factors."""
     dtype = next(model.parameters()).dtype
-    return eligible(copy.deepcopy(model).to("meta"), source.inputs.shape[1:], dtype)
+    return eligible(sketch(model), source.inputs.shape[1:], dtype)
 
 
 def assembled(

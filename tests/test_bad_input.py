@@ -294,6 +294,23 @@ def test_numbers_are_read_as_people_write_them(
         ),
         ("--optimizer.clip_norm 0", "optimizer.clip_norm: 0.0 must be positive; null switches clipping off"),
         ("--communication.bucket_bytes 0", "communication.bucket_bytes: 0 must be at least 1"),
+        (
+            "--communication.scheme factors --data.kind analytic --model.name linear --model.classes null",
+            "communication.scheme: factors has no layer to act on: linear has no fully connected layer whose weight is "
+            "its own; dense",
+        ),
+        (
+            "--communication.link.bytes_per_second 0",
+            "communication.link.bytes_per_second: 0.0 must be positive and finite",
+        ),
+        (
+            "--communication.link.flops_per_second -1",
+            "communication.link.flops_per_second: -1.0 must be positive and finite",
+        ),
+        (
+            "--communication.link.latency_seconds -1",
+            "communication.link.latency_seconds: -1.0 must be a finite number, at least 0",
+        ),
         ("--evaluation.micro_batch 0", "evaluation.micro_batch: 0 must be at least 1"),
         ("--evaluation.every_epochs -1", "evaluation.every_epochs: -1.0 must be at least 0"),
         ("--evaluation.every_epochs 0.001", "evaluation.every_epochs"),

@@ -45,6 +45,9 @@ def test_verbs_mean_the_same_for_every_number_of_ranks(world_size: int) -> None:
         tensor = torch.full((3,), float(comm.rank + 1))
         comm.start_sum(tensor, "t").wait()
         assert tensor.tolist() == [world_size * (world_size + 1) / 2] * 3
+        rows = torch.full((comm.rank, 2), float(comm.rank))
+        expected = [[float(rank)] * 2 for rank in range(world_size) for _ in range(rank)]
+        assert comm.start_gather(rows, "g").wait().tolist() == expected
         mine = torch.full((2,), float(comm.rank + 7))
         comm.broadcast(mine, "b")
         assert mine.tolist() == [7.0, 7.0]

@@ -65,6 +65,37 @@ def test_infinities_and_nans_reach_every_rank(comm: Communicator) -> None:
     assert tensor[2].isnan()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("counts", [(0, 0, 0, 0), (3, 0, 0, 0), (0, 0, 5, 1), (0, 7, 0, 0), (1, 2, 3, 4), (2, 2, 2, 2)])
+def test_rows_of_all_ranks_are_gathered_by_rank_whatever_their_numbers(
+    comm: Communicator, counts: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    """None on all ranks or some, unequal, equal; twice under one name with other numbers; what is sent stays as it
+    is."""
+    for turn in (0, 1):
+        numbers = [counts[(rank + turn) % 4] for rank in range(comm.world_size)]
+        everyone = [(torch.arange(n * 6).view(n, 6) + 100 * rank).to(dtype) for rank, n in enumerate(numbers)]
+        rows = everyone[comm.rank].clone()
+        gathered = comm.start_gather(rows, f"test.gather.{dtype}").wait()
+        assert gathered.dtype == dtype
+        assert torch.equal(gathered, torch.cat(everyone))
+        assert torch.equal(rows, everyone[comm.rank])
+
+
+def test_gathers_may_be_started_and_waited_for_in_any_order_among_sums(comm: Communicator) -> None:
+    """Ranks start in opposite orders and wait in a third one."""
+    n = comm.world_size
+    turn = range(12) if comm.rank % 2 else reversed(range(12))
+    sums = [torch.full((50,), float(k + comm.rank), dtype=torch.float64) for k in range(12)]
+    sent = [torch.full((k + comm.rank, 3), float(comm.rank)) for k in range(12)]
+    started = {k: (comm.start_sum(sums[k], f"test.s.{k}"), comm.start_gather(sent[k], f"test.g.{k}")) for k in turn}
+    for k in sorted(started, key=lambda k: (k % 5, k)):
+        gathered = started[k][1].wait()
+        started[k][0].wait()
+        assert gathered[:, 0].tolist() == [float(rank) for rank in range(n) for _ in range(k + rank)]
+        assert torch.equal(sums[k], torch.full_like(sums[k], k * n + n * (n - 1) / 2))
+
+
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed", "scalar", "int64 scalar", "empty"])
 def test_broadcast_gives_everyone_rank_0s_values_in_any_layout(comm: Communicator, layout: str) -> None:
     def make(value: float) -> torch.Tensor:
