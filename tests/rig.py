@@ -17,7 +17,7 @@ from reference import Stage
 from torch import nn
 from torch.nn import functional as F
 
-from hvdbs.batching import MicroBatch
+from hvdbs.batching import MicroBatch, Window
 from hvdbs.checkpoint import Saver, State, take_back
 from hvdbs.comm import Communicator, Gathering, Handle
 from hvdbs.config import (
@@ -38,7 +38,7 @@ from hvdbs.progress import Progress
 from hvdbs.reach import ExtrapolationConfig
 from hvdbs.recorder import Recorder, Silent
 from hvdbs.replicas import state_digest
-from hvdbs.schedule import Schedule, ScheduleConfig, StageConfig, WarmupConfig
+from hvdbs.schedule import Decision, Schedule, ScheduleConfig, StageConfig, WarmupConfig
 from hvdbs.stage_tables import resolve
 from hvdbs.step import Applied, Replica, Requests
 
@@ -157,6 +157,12 @@ SHORT_STAGES = (  # 4 + 3 + 3 updates
 
 
 EVERY_BYTE = LinkConfig(latency_seconds=0.0)  # so that bytes alone decide between gradients and factors
+
+MIXED = (  # by bytes the mlp's layers break even at 24.6, 27.4 and 8.3 rows: three, two, none go by factors
+    Stage(16, 8, lr=0.05, weight_decay=1e-3),
+    Stage(66, 22, lr=0.02, weight_decay=5e-4),
+    Stage(240, 80, lr=0.01, weight_decay=2e-3),
+)
 
 
 def settings(
@@ -322,6 +328,17 @@ def trained(
     if state is not None:
         progress, best = state.progress, state.best_merit
     return Trip(train(run, progress, best), run)
+
+
+def one_update(
+    comm: Communicator, config: Config, model: nn.Module, source: Memory, window: Window, **options: Any
+) -> tuple[Replica, Applied]:
+    """Collective. One update with lr 0, all layers that can going by factors unless the scheme is dense."""
+    layers = [] if config.communication.scheme == "dense" else layers_of(model, source)
+    replica = Replica(model, config, comm, layers)
+    replica.choose(window.global_batch)
+    batches = source.train(window.dealt_to(comm.rank, comm.world_size))
+    return replica, replica.run(window, Decision(0, window.global_batch, 0.0, 0.0), 0, batches, Requests(), **options)
 
 
 # --- comparing

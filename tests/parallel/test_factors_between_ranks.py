@@ -10,13 +10,11 @@ import dataclasses
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import reference
 import rig
 import torch
-from reference import Stage
 from torch import nn
 from torch.nn import functional as F
 
@@ -24,28 +22,22 @@ from hvdbs import checkpoint
 from hvdbs.batching import Window
 from hvdbs.comm import Communicator
 from hvdbs.comm.local import Solo
-from hvdbs.config import CheckpointConfig, Config, OptimizerConfig
-from hvdbs.costs import CARRY_ITEM_BYTES, Linear
+from hvdbs.config import (
+    CheckpointConfig,
+    OptimizerConfig,
+)
+from hvdbs.costs import Linear
 from hvdbs.engine import Engine, EngineState
-from hvdbs.factors import choices, sizes
 from hvdbs.loop import train
-from hvdbs.planning import update_bytes
 from hvdbs.progress import Progress
 from hvdbs.reach import ExtrapolationConfig
 from hvdbs.replicas import state_digest
-from hvdbs.schedule import Decision
 from hvdbs.stage_tables import resolve
-from hvdbs.step import Applied, Replica, Requests
 
 pytestmark = pytest.mark.parallel
 
 TOKENS = (6, 12)
 KEPT = CheckpointConfig(every_samples=1, every_minutes=0, keep_last=100)
-MIXED = (  # layers of the mlp break even at 24.6, 27.4 and 8.3 rows: three, two and none of them go by factors
-    Stage(16, 8, lr=0.05, weight_decay=1e-3),
-    Stage(66, 22, lr=0.02, weight_decay=5e-4),
-    Stage(240, 80, lr=0.01, weight_decay=2e-3),
-)
 
 
 class Tokens(nn.Module):
@@ -101,12 +93,12 @@ def test_training_by_factors_is_that_of_the_plain_loop(
     def plain() -> rig.Tensors:
         model = rig.built(make)
         order = source.stream(1500)
-        reference.train(model, source.inputs, source.labels, order, MIXED, micro_batch=8, clip_norm=0.4)
+        reference.train(model, source.inputs, source.labels, order, rig.MIXED, micro_batch=8, clip_norm=0.4)
         return rig.snapshot(model)
 
     expected = rig.from_rank_0(comm, plain)
     model = rig.built(make)
-    trip = rig.trained(comm, rig.settings(MIXED, scheme=scheme, clip_norm=0.4), model, source, shared, watch)
+    trip = rig.trained(comm, rig.settings(rig.MIXED, scheme=scheme, clip_norm=0.4), model, source, shared, watch)
     assert trip.outcome.progress.step == 8
     assert scheme == "hybrid" or trip.run.replica.factors
     assert rig.worst_error(rig.snapshot(model), expected) < 1e-12
@@ -128,23 +120,12 @@ def test_gradients_from_factors_are_the_summed_ones(
     gradients, losses = [], []
     for scheme in ("dense", "factors"):
         model = rig.built(make, dtype)
-        _, applied = one_update(comm, rig.settings(MIXED, dtype=dtype, scheme=scheme), model, source, window)
+        _, applied = rig.one_update(comm, rig.settings(rig.MIXED, dtype=dtype, scheme=scheme), model, source, window)
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
         losses.append(applied.loss)
     assert len(gradients[0]) == len(list(model.parameters()))
     assert rig.worst_error(gradients[1], gradients[0]) < tolerance
     assert abs(losses[1] - losses[0]) < tolerance * losses[0]
-
-
-def one_update(
-    comm: Communicator, config: Config, model: nn.Module, source: rig.Memory, window: Window, **options: Any
-) -> tuple[Replica, Applied]:
-    """Collective. One update with lr 0, all layers that can going by factors unless the scheme is dense."""
-    layers = [] if config.communication.scheme == "dense" else rig.layers_of(model, source)
-    replica = Replica(model, config, comm, layers)
-    replica.choose(window.global_batch)
-    batches = source.train(window.dealt_to(comm.rank, comm.world_size))
-    return replica, replica.run(window, Decision(0, window.global_batch, 0.0, 0.0), 0, batches, Requests(), **options)
 
 
 def test_what_goes_by_factors_alone_has_the_same_bits_on_any_number_of_ranks(comm: Communicator, shared: Path) -> None:
@@ -154,7 +135,7 @@ def test_what_goes_by_factors_alone_has_the_same_bits_on_any_number_of_ranks(com
     source = rig.memory(rig.FLAT, dtype="float32")
     ends = {}
     for scheme in ("factors", "dense"):
-        config = rig.settings(MIXED, dtype="float32", scheme=scheme)
+        config = rig.settings(rig.MIXED, dtype="float32", scheme=scheme)
         for who, folder in ((comm, shared), (Solo(), shared / f"alone-{comm.rank}")):
             watch = rig.Watch()
             rig.trained(who, config, rig.built(bare, "float32"), source, folder, watch)
@@ -182,7 +163,7 @@ def test_a_layer_that_changes_its_way_keeps_its_optimizer_state(
         pytest.skip("lars needs timm")
     ends = []
     for scheme in ("dense", "hybrid"):
-        config = dataclasses.replace(rig.settings(MIXED, scheme=scheme), optimizer=optimizer)
+        config = dataclasses.replace(rig.settings(rig.MIXED, scheme=scheme), optimizer=optimizer)
         trip = rig.trained(comm, config, rig.built(rig.mlp), rig.memory(rig.FLAT), shared / scheme)
         held = trip.run.replica.optimizer.state_dict()["state"]
         state = {f"{k}.{name}": v for k, item in held.items() for name, v in item.items() if torch.is_tensor(v)}
@@ -249,7 +230,7 @@ def test_extrapolated_gradients_from_factors_are_the_summed_ones(
     """float64, 1e-12 after 8 updates in three stages: the parts of a window, their places and what is kept of them."""
     ends = []
     for way in ("dense", scheme):
-        config = rig.settings(MIXED, micro_batch=4, extrapolation=extrapolation, scheme=way)
+        config = rig.settings(rig.MIXED, micro_batch=4, extrapolation=extrapolation, scheme=way)
         trip = rig.trained(comm, config, rig.built(rig.mlp), rig.memory(rig.FLAT), shared / way)
         ends.append(rig.snapshot(trip.model))
     assert rig.worst_error(ends[1], ends[0]) < 1e-12
@@ -263,8 +244,8 @@ def test_statistics_of_single_micro_batches_are_the_same(comm: Communicator, nam
     make, shape = MODELS[name]
     source, window, found = rig.memory(shape), Window(0, global_batch, 8), []
     for scheme in ("dense", "factors"):
-        config = rig.settings(MIXED, scheme=scheme)
-        _, applied = one_update(comm, config, rig.built(make), source, window, measure=True, layer_norms=True)
+        config = rig.settings(rig.MIXED, scheme=scheme)
+        _, applied = rig.one_update(comm, config, rig.built(make), source, window, measure=True, layer_norms=True)
         found.append(applied)
     dense, factors = found
     assert (dense.noise is None) == (factors.noise is None) == (comm.rank > 0)
@@ -284,7 +265,7 @@ def test_autocast_by_factors_trains_the_same(comm: Communicator, shared: Path, a
     source = rig.memory(rig.FLAT, dtype="float32")
     ends = []
     for who, scheme, folder in ((comm, "factors", shared), (Solo(), "dense", shared / f"alone-{comm.rank}")):
-        config = dataclasses.replace(rig.settings(MIXED, dtype="float32", scheme=scheme), autocast=autocast)  # type: ignore[arg-type]
+        config = dataclasses.replace(rig.settings(rig.MIXED, dtype="float32", scheme=scheme), autocast=autocast)  # type: ignore[arg-type]
         trip = rig.trained(who, config, rig.built(rig.mlp, "float32"), source, folder)
         ends.append((rig.snapshot(trip.model), trip.digest))
         assert scheme == "dense" or trip.run.replica.factors[0].gathered_bytes == 80 * (20 + 32) * 2
@@ -304,9 +285,9 @@ def test_factors_on_an_fp16_wire_take_half_the_bytes_and_train_alike(
         model = rig.built(rig.mlp, "float32")
         with torch.no_grad():
             model.get_parameter("4.weight").mul_(shrunk)
-        config = rig.settings(MIXED, dtype="float32", scheme="factors")
+        config = rig.settings(rig.MIXED, dtype="float32", scheme="factors")
         wired = dataclasses.replace(config.communication, wire=wire)
-        replica, _ = one_update(comm, dataclasses.replace(config, communication=wired), model, source, window)
+        replica, _ = rig.one_update(comm, dataclasses.replace(config, communication=wired), model, source, window)
         found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None and p.ndim > 1})
         assert replica.factors[0].gathered_bytes == 80 * (20 + 32) * (4 if wire == "none" else 2)
     for name, gradient in found[0].items():
@@ -316,7 +297,7 @@ def test_factors_on_an_fp16_wire_take_half_the_bytes_and_train_alike(
 def test_an_overflow_by_factors_is_skipped_by_all_ranks(comm: Communicator, shared: Path) -> None:
     """fp16 from a loss scale of 2^24: skipped on every rank alike until it fits, then on with finite weights."""
     source = rig.memory(rig.FLAT, dtype="float32")
-    config = dataclasses.replace(rig.settings(MIXED, dtype="float32", scheme="factors"), autocast="fp16")
+    config = dataclasses.replace(rig.settings(rig.MIXED, dtype="float32", scheme="factors"), autocast="fp16")
     run = rig.assembled(comm, config, rig.built(rig.mlp, "float32"), source, shared)
     run.replica.scaler.load_state_dict({**run.replica.scaler.state_dict(), "scale": 2.0**24})
     progress = train(run, Progress(), None).progress
@@ -330,7 +311,7 @@ def test_an_overflow_by_factors_is_skipped_by_all_ranks(comm: Communicator, shar
 def test_a_resume_of_a_hybrid_run_is_bitwise(comm: Communicator, shared: Path, step: int) -> None:
     """Law 4, float32: from checkpoints in each stage, of which one is at a boundary where layers change their way."""
     source = rig.memory(rig.FLAT, dtype="float32")
-    config = rig.settings(MIXED, dtype="float32", scheme="hybrid", clip_norm=0.4, checkpoint=KEPT)
+    config = rig.settings(rig.MIXED, dtype="float32", scheme="hybrid", clip_norm=0.4, checkpoint=KEPT)
     whole = rig.trained(comm, config, rig.built(rig.mlp, "float32"), source, shared / "whole")
     data = (shared / "whole" / f"step-{step}" / "model.pt").read_bytes()
     state = checkpoint.load(data, torch.device("cpu"))
@@ -340,80 +321,11 @@ def test_a_resume_of_a_hybrid_run_is_bitwise(comm: Communicator, shared: Path, s
     assert again.outcome.progress.step == whole.outcome.progress.step == 8
 
 
-# --- what travels, and when
-
-
-@pytest.mark.parametrize("clip_norm", [None, 0.1])
-@pytest.mark.parametrize("global_batch", [3, 8, 64, 131])
-@pytest.mark.parametrize("scheme", ["hybrid", "factors"])
-def test_counted_bytes_and_collectives_are_those_of_the_formulas(
-    comm: Communicator, global_batch: int, clip_norm: float | None, scheme: str
-) -> None:
-    """Law 5: one exchange for each layer by factors, whatever the accumulation, of all ranks' rows; sums for the rest;
-    ``reduced_bytes`` of the reducer is ``planning.update_bytes``, and that by hand. Idle ranks send nothing."""
-    counted, source, model = rig.Counted(comm), rig.memory(rig.FLAT), rig.built(rig.mlp)
-    config = rig.settings(MIXED, scheme=scheme, clip_norm=clip_norm)
-    window = Window(0, global_batch, 8)
-    replica, _ = one_update(counted, config, model, source, window)
-    chosen = choices(config, rig.layers_of(model, source), global_batch, comm.world_size)
-    factors = [choice for choice in chosen if choice.factors]
-    assert [round(choice.layer.breakeven_rows, 1) for choice in chosen] == [24.6, 27.4, 8.3]
-    if scheme == "hybrid":
-        below = sum(global_batch <= rows for rows in (24.6, 27.4, 8.3))
-        assert len(factors) == (below if comm.world_size > 1 else 0)
-    gathers = [event for event in counted.events if event.kind == "gather"]
-    sums = [event for event in counted.events if event.kind == "sum"]
-    others = [event for event in counted.events if event.kind in ("broadcast", "bytes")]
-    assert sorted(event.name for event in gathers) == [f"factors.{choice.layer.name}" for choice in factors]
-    assert len(gathers) + len(sums) + len(others) == replica.collectives
-    everyone = rig.everywhere(comm, [event.nbytes for event in gathers])
-    own = sum(micro.size for micro in window.dealt_to(comm.rank, comm.world_size))
-    assert sum(event.nbytes for event in gathers) == sum(
-        own * (choice.layer.inputs + choice.layer.outputs) * 8 for choice in factors
-    )
-    gathered = sum(sum(sent) for sent in everyone)
-    assert gathered == sum(choice.gathered_bytes(sizes(config)) for choice in factors)
-    left = sum(p.numel() for p in model.parameters()) - sum(choice.layer.weights for choice in factors)
-    assert sum(event.nbytes for event in sums) == 8 * left + CARRY_ITEM_BYTES * 3
-    total = gathered + sum(event.nbytes for event in sums)
-    assert total == replica.reducer.reduced_bytes == update_bytes(model, config, chosen)
-
-
-@pytest.mark.parametrize("accumulation", [1, 3])
-def test_each_exchange_starts_when_its_last_rows_are_there_and_none_earlier(
-    comm: Communicator, accumulation: int
-) -> None:
-    """Wait-free back-propagation: nothing before the last forward; the carry ahead; then the layers from the last to
-    the first while their gradients arrive, each before the gradients of the layer before it."""
-    counted, source, model = rig.Counted(comm), rig.memory(rig.FLAT), rig.built(rig.mlp)
-    counted.watch(model)
-    config = rig.settings(MIXED, scheme="factors", bucket_bytes=1)
-    one_update(counted, config, model, source, Window(0, 8 * accumulation * comm.world_size, 8))
-    kinds = [event.kind for event in counted.events]
-    last = len(kinds) - 1 - kinds[::-1].index("forward")
-    assert not {"sum", "gather"} & set(kinds[:last])
-    names = [event.name for event in counted.events[last + 1 :] if event.kind in ("gather", "arrived")]
-    assert names == ["factors.4", "4.bias", "factors.2", "2.bias", "factors.0", "0.bias"]
-
-
-def test_choices_are_the_same_on_all_ranks_and_written_down_with_both_costs(comm: Communicator, shared: Path) -> None:
-    """For each stage and layer a row: what was, what is, bytes and seconds of either way; and the schemes compared over
-    the ranks at each boundary are these."""
-    config = rig.settings(MIXED, scheme="hybrid")
-    run = rig.assembled(comm, config, rig.built(rig.mlp), rig.memory(rig.FLAT), shared)
-    taken = [run.replica.choose(stage.global_batch) for stage in MIXED]
-    assert rig.everywhere(comm, taken) == [taken] * comm.world_size
-    if comm.world_size > 1:
-        assert [sum(chosen.values()) for chosen in taken] == [3, 2, 0]
-    else:
-        assert taken == [{}] * 3
-
-
 def test_the_engine_gets_its_layer_norms_from_factors(comm: Communicator, shared: Path) -> None:
     """What it has measured on rank 0 by the end of a run, against summed gradients, float64: 1e-12."""
     found = []
     for scheme in ("dense", "factors"):
-        config = rig.settings(MIXED, scheme=scheme)
+        config = rig.settings(rig.MIXED, scheme=scheme)
         schedule = resolve(config.schedule, 331)
         engine = Engine(config, schedule, 331, EngineState(["0.weight", "2.weight"]))
         engine.enter = lambda stage, comm: None  # type: ignore[method-assign]  # it only measures here
