@@ -125,11 +125,9 @@ class Choice:
         why = "as communication.scheme says" if scheme == "factors" else "which takes less time in the cost model"
         if scheme != "factors" and not self.factors and self.gradient_seconds == self.factor_seconds:
             why = "with nobody to send to"
-        bytes_of = (
-            f"{self.factor_bytes / 1e6:.3g} MB as factors of {self.rows} rows, {self.gradient_bytes / 1e6:.3g} MB"
-        )
-        seconds = f"{self.factor_seconds:.3g} s and {self.gradient_seconds:.3g} s"
-        return f"{way}, {why}: each rank would send {bytes_of} as its gradient, in {seconds}"
+        factors = f"{self.factor_bytes / 1e6:.3g} MB in {self.factor_seconds:.3g} s as factors of {self.rows} rows"
+        gradient = f"{self.gradient_bytes / 1e6:.3g} MB in {self.gradient_seconds:.3g} s as its gradient"
+        return f"{way}, {why}: each rank would send {factors}, {gradient}"
 
 
 def choose(

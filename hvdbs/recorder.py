@@ -13,7 +13,7 @@ from hvdbs.batching import Window
 from hvdbs.comm import Communicator
 from hvdbs.config import Config
 from hvdbs.console import Display
-from hvdbs.costs import Choice, Linear
+from hvdbs.costs import Linear
 from hvdbs.evaluation import Scores
 from hvdbs.factors import choices
 from hvdbs.metrics import RunDirectory
@@ -197,23 +197,14 @@ class Account:
 
     def _note_factors(self, stage: int, old_batch: int | None, new_batch: int, progress: Progress) -> None:
         """How the gradient of each layer that could go by factors will travel."""
-        size = self._comm.world_size
-        for layer in self._layers:
-            old, new = (batch and choices(self._config, [layer], batch, size)[0] for batch in (old_batch, new_batch))
-            assert isinstance(new, Choice)
-            self._files.decision(
-                DecisionRow(
-                    progress.step + 1,
-                    progress.samples_seen,
-                    stage,
-                    "costs",
-                    f"factors.{layer.name}",
-                    float(old.factors) if isinstance(old, Choice) else None,
-                    float(new.factors),
-                    new.inputs(self._config.communication.link),
-                    new.reason(self._config.communication.scheme),
-                )
-            )
+        batches = (new_batch,) if old_batch is None else (new_batch, old_batch)
+        ways = [choices(self._config, self._layers, batch, self._comm.world_size) for batch in batches]
+        chosen, at = self._config.communication, (progress.step + 1, progress.samples_seen, stage)
+        for new, *before in zip(*ways, strict=True):
+            old = float(before[0].factors) if before else None
+            said = (new.inputs(chosen.link), new.reason(chosen.scheme))
+            row = DecisionRow(*at, "costs", f"factors.{new.layer.name}", old, float(new.factors), *said)
+            self._files.decision(row)
 
     def applied(
         self,
