@@ -193,6 +193,7 @@ def communication_lines(config: Config, layers: Sequence[Linear], rows: list[Pla
         line = f"communication: stage {row.stage}: by factors {named}, of {len(chosen)} that could"
         if gathered:
             line += f"; each rank sends {console.size(round(sent))} for them instead of {console.size(round(dense))}"
+            line += f" (reduced: the rows of all ranks, {console.size(sum(c.gathered_bytes(size) for c in gathered))})"
         else:
             line += f"; their gradients are {console.size(whole)}"
         lines.append(f"{line}.")
