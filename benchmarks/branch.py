@@ -22,6 +22,7 @@ from benchmarks.convergence import about, add_study_options, study_of
 from benchmarks.measure import difference_interval, write
 from benchmarks.trained import Study, first_stage, history, prepare, summary
 from hvdbs.errors import HvdbsError
+from hvdbs.norms import decayed
 
 MODES = ("plain", "off", "rule", "band")
 
@@ -82,11 +83,6 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(lines).fillna("")
 
 
-def decayed_weights(layers: pd.DataFrame) -> pd.DataFrame:
-    """The rows of weights, scale-invariant (group si) or not (w)."""
-    return layers[layers.group != "none"]
-
-
 def plot(evaluations: pd.DataFrame, layers: pd.DataFrame, path: Path, boundary: float) -> None:
     """Accuracy over epochs for each batch, and the norm of each weight; ``boundary`` in epochs."""
     from matplotlib import colormaps
@@ -94,8 +90,8 @@ def plot(evaluations: pd.DataFrame, layers: pd.DataFrame, path: Path, boundary: 
 
     batches = sorted(evaluations.batch.unique())
     colours = {batch: colormaps["viridis"](at / max(1, len(batches) - 0.7)) for at, batch in enumerate(batches)}
-    weights = decayed_weights(layers[layers.seed == layers.seed.min()])
-    names = list(weights.layer.unique())
+    first = decayed(layers[layers.seed == layers.seed.min()])
+    names = list(first.layer.unique())
     columns = 4
     lines = 1 + -(-len(names) // columns)
     figure = Figure(figsize=(3.4 * columns, 3.2 + 2.2 * (lines - 1)), dpi=110, layout="constrained")
@@ -110,7 +106,7 @@ def plot(evaluations: pd.DataFrame, layers: pd.DataFrame, path: Path, boundary: 
     for at, name in enumerate(names):
         axis = figure.add_subplot(grid[1 + at // columns, at % columns])
         for batch, colour in colours.items():
-            norms = weights[(weights.batch == batch) & (weights.layer == name)].sort_values("epoch")
+            norms = first[(first.batch == batch) & (first.layer == name)].sort_values("epoch")
             axis.plot(norms.epoch, norms.weight_norm, color=colour, linewidth=1)
         axis.axvline(boundary, color="0.6", linewidth=0.8)
         axis.set_title(f"norm of {name}", fontsize=8)

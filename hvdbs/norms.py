@@ -15,10 +15,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+def decayed(layers: pd.DataFrame) -> pd.DataFrame:
+    """The rows of layers.csv that are of weights, scale-invariant (group ``si``) or not (``w``)."""
+    return layers[layers.group != "none"]
+
+
 def weights(layers: pd.DataFrame) -> pd.DataFrame:
     """The norms to draw, one column for each layer over rows of ``epoch``, relative to the first row of each."""
-    groups = set(layers.group)
-    chosen = layers[layers.group == ("si" if "si" in groups else "w")]
+    chosen = decayed(layers)
+    if (invariant := chosen.group == "si").any():
+        chosen = chosen[invariant]
     norms = chosen.pivot_table(index="epoch", columns="layer", values="weight_norm", sort=True)
     return norms / norms.iloc[0] if len(norms) else norms
 

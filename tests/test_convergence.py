@@ -17,6 +17,7 @@ from benchmarks.measure import difference_interval
 from benchmarks.trained import Study
 from hvdbs.command_line import parse, parser
 from hvdbs.errors import HvdbsError
+from hvdbs.norms import decayed
 from hvdbs.schedule import spans
 from hvdbs.stage_tables import resolve
 
@@ -207,7 +208,7 @@ def test_a_study_trains_each_run_once_and_branches_count_their_first_stage(
 
     branched, scores, layers = branch.run(study, [64, 128], [1], "rule")
     assert list(branched.updates) == [20, 15] and list(branched.lr) == [0.0125, 0.025]
-    seen = branch.decayed_weights(layers).groupby(["batch", "layer"]).epoch.nunique()
+    seen = decayed(layers).groupby(["batch", "layer"]).epoch.nunique()
     assert len(seen) == 2 * 10 and set(seen) == {2}  # each convolution and the classifier, after either stage
     assert layers.groupby("batch").epoch.min().tolist() == [1.0, 1.0]
     branch.plot(scores, layers, tmp_path / "plots" / "two.png", 1.0)

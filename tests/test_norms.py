@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from hvdbs.norms import figure, weights
+from hvdbs.norms import decayed, figure, weights
 
 
 def rows(group: str, layer: str, norms: list[float]) -> list[dict[str, object]]:
@@ -21,6 +21,7 @@ def test_norms_are_relative_to_the_first_and_invariant_layers_alone_are_drawn_wh
     )
     assert weights(table).to_dict("list") == {"a": [1.0, 2.0, 2.5]}
     assert list(weights(table[table.group != "si"])) == ["fc"]
+    assert list(decayed(table).layer.unique()) == ["a", "fc"]
 
 
 def test_each_run_has_a_panel_with_a_line_for_each_layer_and_their_median() -> None:
