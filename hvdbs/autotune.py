@@ -90,7 +90,7 @@ class Boundary:
 @dataclass(frozen=True)
 class Tuned:
     """A weight decay with what led to it: the band [``low``, ``high``] of rho over its reference, the ratio ``before``
-    at the rule's weight decay and ``after`` at this one, and whether a limit ``clamped`` it."""
+    at the rule's weight decay and ``after`` at this one, and whether a ``limit`` ``clamped`` it, and whose it is."""
 
     weight_decay: float
     low: float
@@ -98,6 +98,8 @@ class Tuned:
     before: float
     after: float
     clamped: bool
+    limit: float | None = None
+    limited_by: str = ""
 
 
 def effective_lr(lr: float, momentum: float, squares: float) -> float:
@@ -141,15 +143,24 @@ def band(layers: Sequence[Layer], at: Boundary, config: AutotuneConfig) -> Tuned
     def predicted(weight_decay: float) -> float:
         return ratio(layers, at, weight_decay, config.horizon)
 
-    before, chosen, clamped = predicted(at.weight_decay), at.weight_decay, False
+    before, rules = predicted(at.weight_decay), at.weight_decay
+    change = f"schedule.autotune.largest_change {config.largest_change:g}"
     if before < low:
-        most = config.largest_change * at.first_weight_decay * max(1.0, at.excess)
-        most = max(at.weight_decay, min(most, (1 - at.momentum) ** 2 / (8 * at.lr)))
-        chosen, clamped = _solve(predicted, low, at.weight_decay, most, clamp_to=most)
+        limit, limited_by = min(
+            (config.largest_change * at.first_weight_decay * max(1.0, at.excess), change),
+            ((1 - at.momentum) ** 2 / (8 * at.lr), "lr and momentum, beyond which the prediction ends to hold"),
+        )
+        target, ends = low, (rules, max(rules, limit))
+        clamp_to = ends[1]
     elif before > high:
-        least = min(at.weight_decay, at.first_weight_decay / config.largest_change)
-        chosen, clamped = _solve(predicted, high, least, at.weight_decay, clamp_to=least)
-    return Tuned(chosen, low, high, before, predicted(chosen), clamped)
+        limit, limited_by = at.first_weight_decay / config.largest_change, change
+        target, ends = high, (min(rules, limit), rules)
+        clamp_to = ends[0]
+    else:
+        return Tuned(rules, low, high, before, before, clamped=False)
+    chosen, clamped = _solve(predicted, target, *ends, clamp_to=clamp_to)
+    after = predicted(chosen)
+    return Tuned(chosen, low, high, before, after, clamped, *((limit, limited_by) if clamped else ()))
 
 
 def _solve(f: Callable[[float], float], target: float, low: float, high: float, clamp_to: float) -> tuple[float, bool]:

@@ -111,7 +111,7 @@ class Engine:
             why = "weight decay is 0" if layers else "nothing was measured of a scale-invariant weight"
             return lr, weight_decay, f"{stage.reason}; the band is not used: {why}", json.dumps(inputs)
         tuned = autotune.band(layers, at, config.autotune)
-        inputs |= dataclasses.asdict(tuned)
+        inputs |= dataclasses.asdict(tuned) | {"rule_weight_decay": weight_decay}
         return lr, tuned.weight_decay, f"{stage.reason}; {_words(tuned, weight_decay)}", json.dumps(inputs)
 
     def _layer(self, name: str, sums: Sums, growth: float) -> Layer:
@@ -133,6 +133,24 @@ def _words(tuned: autotune.Tuned, weight_decay: float) -> str:
         return f"the effective lr will be {place}: weight decay stays{', at its limit' if tuned.clamped else ''}"
     end = " at its limit" if tuned.clamped else f", for {tuned.after:.3g}"
     return f"the effective lr would be {place}: weight decay is times {tuned.weight_decay / weight_decay:.4g}{end}"
+
+
+def clamp_warning(stage: int, inputs: str) -> str | None:
+    """What a person should see of a decision for ``stage`` with these ``inputs`` (JSON) that met a limit; else None."""
+    found = json.loads(inputs)
+    if not found.get("clamped"):
+        return None
+    value, rules = found["weight_decay"], found["rule_weight_decay"]
+    what = (
+        f"stays at the rule's {value:.4g}"
+        if value == rules
+        else f"is {value:.4g}, the rule's times {value / rules:.4g}"
+    )
+    limit = f"{found['limit']:.4g} of {found['limited_by']}"
+    place = f"{found['after']:.3g} times that of stage 0, outside its band of {found['low']:.3g} to {found['high']:.3g}"
+    return (
+        f"warning: stage {stage}: weight decay {what}, clamped by its limit {limit}: the effective lr will be {place}"
+    )
 
 
 def load_state(saved: dict[str, Any]) -> EngineState:

@@ -14,6 +14,7 @@ from hvdbs.comm import Communicator
 from hvdbs.config import Config
 from hvdbs.console import Display
 from hvdbs.costs import Linear
+from hvdbs.engine import clamp_warning
 from hvdbs.evaluation import Scores
 from hvdbs.factors import choices
 from hvdbs.metrics import RunDirectory
@@ -174,6 +175,8 @@ class Account:
         reason = f"stage {stage} of method {self._config.schedule.method} begins at sample {new.begin}"
         if new.reason:
             reason += f": {new.reason}"
+        if new.inputs and (warning := clamp_warning(stage, new.inputs)) is not None:
+            self._display.say(warning)
         for name in ("global_batch", "lr", "weight_decay"):
             value = getattr(new, name)
             before = None if old is None else getattr(old, name)

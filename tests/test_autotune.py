@@ -99,7 +99,14 @@ def test_what_no_weight_decay_can_reach_is_clamped() -> None:
     few = replace(JUMP, steps=5)
     tuned = band([LAYER], few, CONFIG)
     assert tuned.clamped and tuned.after < tuned.low
-    assert tuned.weight_decay == pytest.approx(min(8 * 1e-4 * 1.6, 0.01 / (8 * 3.2)))
+    assert (
+        tuned.weight_decay == tuned.limit == pytest.approx(0.01 / (8 * 3.2)) and "lr and momentum" in tuned.limited_by
+    )
+    narrow = band([LAYER], few, replace(CONFIG, largest_change=2.0))
+    assert narrow.weight_decay == narrow.limit == pytest.approx(2 * 1e-4 * 1.6)
+    assert narrow.limited_by == "schedule.autotune.largest_change 2"
+    beyond = band([LAYER], replace(few, weight_decay=1e-3), CONFIG)  # the rule's is past the limit, and stays
+    assert beyond.clamped and beyond.weight_decay == 1e-3 and beyond.limit == tuned.limit
 
 
 def test_a_ratio_above_the_band_lowers_weight_decay() -> None:

@@ -6,6 +6,7 @@ micro_batch 8; VBS from 24 to 120 samples where the baseline divides lr by 2, th
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import rig
 import torch
+from entries import entry, table
 from torch.nn import functional as F
 
 from hvdbs import checkpoint
@@ -103,6 +105,42 @@ def test_a_resumed_run_decides_nothing_twice_and_ends_in_the_same_bits(comm: Com
         again = run(comm, config(), shared / "again", state)
         assert again.digest == whole.digest, f"resumed from step {step}"
         assert decisions(again) == decisions(whole)
+
+
+SURFACE = """
+{dtype: float64, threads: 1, micro_batch: 16, logging: {tensorboard: false}, optimizer: {momentum: 0.9},
+data: {kind: analytic, analytic: {surface: least_squares}}, model: {name: normalised_linear},
+schedule: {method: vbs, stage_samples: [1500, 1500], global_batch: 48, largest_batch: 480, factor: 0.5, lr: 0.01,
+weight_decay: 0.01, autotune: {mode: band}}}
+"""
+
+
+def test_what_the_band_cannot_reach_is_said_once_by_rank_0_with_value_limit_and_stage(
+    comm: Communicator, shared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through the real entry; a jump of 10 where the baseline would divide lr by 2, so the rule's weight decay is 0.05
+    and its limits are 2 * 0.05 and, of lr 0.01 and momentum 0.9, 0.125."""
+    file = shared / "vbs.yaml"
+    file.write_text(SURFACE)
+    cases = {2.0: (0.1, "schedule.autotune.largest_change 2"), 8.0: (0.125, "lr and momentum, beyond which")}
+    for change, (limit, whose) in cases.items():
+        out, words = shared / f"{change:g}", ["--schedule.autotune.largest_change", str(change)]
+        entry(comm, out, str(file), *words, stages=())
+        said = [line for line in capsys.readouterr().err.splitlines() if "clamped" in line]
+        assert len(said) == (comm.rank == 0)
+        (row,) = [r for r in table(out / "decisions.csv") if (r["quantity"], r["source"]) == ("weight_decay", "engine")]
+        inputs = json.loads(row["inputs"])
+        assert row["stage"] == "1" and inputs["clamped"]
+        assert float(row["new"]) == inputs["limit"] == pytest.approx(limit, rel=1e-12)
+        if comm.rank == 0:
+            assert said[0].startswith(
+                f"warning: stage 1: weight decay is {limit}, the rule's times {limit / 0.05:.4g}, clamped by its limit "
+                f"{limit} of {whose}"
+            )
+            after, low, high = (f"{inputs[name]:.3g}" for name in ("after", "low", "high"))
+            assert said[0].endswith(f"{after} times that of stage 0, outside its band of {low} to {high}")
+    entry(comm, shared / "wide", str(file), "--schedule.largest_batch", "48", stages=())
+    assert "clamped" not in capsys.readouterr().err
 
 
 def test_a_rank_that_decides_otherwise_is_named_with_both_values(

@@ -6,53 +6,27 @@ divides. The reference takes the samples from the source, in whole windows, and 
 
 from __future__ import annotations
 
-import csv
-import dataclasses
-import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pytest
 import rig
+from entries import EVERY_STEP, STAGES, entry, table
 from numpy.typing import NDArray
 
-from hvdbs import command_line, surfaces
+from hvdbs import surfaces
 from hvdbs.batching import MicroBatch
 from hvdbs.comm import Communicator
 from hvdbs.config import Config
 from hvdbs.data.analytic import open_analytic
 from hvdbs.schedule import StageConfig
-from hvdbs.train import _run, parser
 
 pytestmark = pytest.mark.parallel
 
-STAGES = (
-    StageConfig(50, 0.05, 1e-2, samples=1500),
-    StageConfig(77, 0.02, 1e-3, samples=924),
-    StageConfig(131, 0.05, samples=655),
-)
 RECIPES = ("bowl", "least-squares", "least-squares-normalised", "logistic")
 UNTIMED = ("weights.csv", "evals.csv", "decisions.csv", "layers.csv")
-
-
-def entry(comm: Communicator, out: Path, recipe: str, *more: str, stages: Sequence[StageConfig] = STAGES) -> Config:
-    """Collective. ``python -m hvdbs.train`` without its launch: on all ranks here, to the end. Returns the config."""
-    rows = json.dumps([dataclasses.asdict(stage) for stage in stages])
-    words = ["--config", recipe, "--schedule.stages", rows, "--out", str(out)]
-    words += ["--data.train_samples", "331", "--data.val_samples", "64", "--evaluation.every_epochs", "1"]
-    words += ["--checkpoint.every_samples", "1", "--checkpoint.keep_last", "100", "--checkpoint.every_minutes", "0"]
-    config, arguments = command_line.parse(parser(), [*words, *more])
-    assert _run(comm, config, arguments, []) == 0
-    comm.barrier()
-    return config
-
-
-def table(file: Path) -> list[dict[str, str]]:
-    with file.open() as lines:
-        return list(csv.DictReader(lines))
 
 
 class Descent(NamedTuple):
@@ -128,7 +102,7 @@ def test_a_run_on_a_surface_that_is_resumed_ends_in_the_same_bits(
     """Law 4: from a checkpoint inside each stage and at a boundary, with the later rows still in the files: weights,
     losses, gaps and layers of the run that was never stopped, byte for byte; so is the best checkpoint's name."""
     whole = shared / "whole"
-    entry(comm, whole, recipe)
+    entry(comm, whole, recipe, *EVERY_STEP)
     for step in (7, 30, 36, 44):
         out = shared / f"cut-{step}"
         if comm.rank == 0:
@@ -137,7 +111,7 @@ def test_a_run_on_a_surface_that_is_resumed_ends_in_the_same_bits(
                 shutil.rmtree(out / "checkpoints" / f"step-{later}")
             (out / "checkpoints" / "latest").write_text(f"step-{step}\n")
         comm.barrier()
-        entry(comm, out, recipe, "--resume", "auto")
+        entry(comm, out, recipe, *EVERY_STEP, "--resume", "auto")
         for name in UNTIMED:
             assert (out / name).read_bytes() == (whole / name).read_bytes(), f"{name} from step {step}"
         assert (out / "checkpoints" / "best").read_text() == (whole / "checkpoints" / "best").read_text()
@@ -145,7 +119,7 @@ def test_a_run_on_a_surface_that_is_resumed_ends_in_the_same_bits(
 
 def test_the_best_checkpoint_is_the_one_with_the_least_gap(comm: Communicator, shared: Path) -> None:
     """With an lr that blows up in the last stage, so that the best is not the last."""
-    entry(comm, shared / "run", "bowl", stages=(*STAGES[:2], StageConfig(131, 2.0, samples=655)))
+    entry(comm, shared / "run", "bowl", *EVERY_STEP, stages=(*STAGES[:2], StageConfig(131, 2.0, samples=655)))
     evaluations = table(shared / "run" / "evals.csv")
     best = min(evaluations, key=lambda row: float(row["gap"]))
     assert (shared / "run" / "checkpoints" / "best").read_text() == f"step-{best['step']}\n"
