@@ -239,13 +239,15 @@ class Account:
             self._files.stage(self._stage_row(stage, lr, progress))
 
     def _note_extrapolation(self, stage: int, lr: float, before: Progress) -> None:
-        """A row where it begins and where it ends; in between it may follow lr."""
+        """A row where it begins, where it ends and where a stage has another length; within one it may follow lr."""
         counted, chosen = self.counted, self._config.extrapolation
         length = reach.length(chosen, stage, before.samples_seen, lr)
-        if bool(length) != bool(counted.extrapolation):
+        turned = bool(length) != bool(counted.extrapolation)
+        enters = counted.in_stage.steps == 1 and length != counted.extrapolation
+        if turned or (enters and length):
             inputs = json.dumps({**dataclasses.asdict(before), "lr": lr, **dataclasses.asdict(chosen)})
-            what = reach.described(chosen, self._comm.world_size)
-            reason = f"extrapolation {'begins' if length else 'ends'}: {what}"
+            word = f"goes on in stage {stage}" if not turned else "begins" if length else "ends"
+            reason = f"extrapolation {word}: {reach.described(chosen, self._comm.world_size)}"
             at = (before.step + 1, before.samples_seen, stage)
             row = DecisionRow(*at, "schedule", "extrapolation", counted.extrapolation, length, inputs, reason)
             self._files.decision(row)

@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import json
 import math
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -268,20 +269,25 @@ schedule: {method: table, stages: [{epochs: 1, global_batch: 16, lr: 0.1}, {epoc
 """
 
 
-def entries(tmp_path: Path, section: str, *arguments: str) -> str:
+def entries(tmp_path: Path, section: str, *arguments: str, changed: tuple[str, str] = ("", "")) -> str:
     """Write the config with this ``section`` and train it; returns its file."""
     config = tmp_path / "run.yaml"
-    config.write_text(f"{SYNTHETIC}extrapolation: {{{section}}}\n")
+    config.write_text(f"{SYNTHETIC.replace(*changed)}extrapolation: {{{section}}}\n")
     assert hvdbs.train.main(["--config", str(config), "--out", str(tmp_path / "out"), *arguments]) == 0
     return str(config)
+
+
+def lengths(tmp_path: Path) -> list[dict[str, str]]:
+    """The rows of decisions.csv that are of extrapolation."""
+    with open(tmp_path / "out" / "decisions.csv", newline="") as file:
+        return [row for row in csv.DictReader(file) if row["quantity"] == "extrapolation"]
 
 
 @pytest.mark.parametrize(("until", "first_plain"), [("samples: 40", 4), ("stage: 1", 5)])
 def test_decisions_csv_says_where_it_begins_and_ends(tmp_path: Path, until: str, first_plain: int) -> None:
     """4 + 2 updates of 16 and 32 samples; lr 0.1, ratio 0.5. Until sample 40: windows that begin there or later."""
     entries(tmp_path, f"direction: local_past, ratio: 0.5, virtual_workers: 2, until: {{{until}}}")
-    with open(tmp_path / "out" / "decisions.csv", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["quantity"] == "extrapolation"]
+    rows = lengths(tmp_path)
     assert [(row["step"], row["old"], row["new"]) for row in rows] == [
         ("1", "", "0.05"),
         (str(first_plain), "0.05", "0.0"),
@@ -290,6 +296,48 @@ def test_decisions_csv_says_where_it_begins_and_ends(tmp_path: Path, until: str,
         "extrapolation begins: local_past over 2 virtual workers, length 0.5 * lr, until "
     )
     assert json.loads(rows[0]["inputs"])["ratio"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("how", "warmup", "expected"),
+    [
+        ("ratio: 0.5", "", [("1", "0", "", "0.05"), ("5", "1", "0.05", "0.025")]),
+        # lr rises over 64 samples to 0.1: it is 0.01 + 16 / 64 * 0.09 in the first window
+        (
+            "ratio: 0.5",
+            ", warmup: {samples: 64, start_lr: 0.01}",
+            [("1", "0", "", "0.01625"), ("5", "1", "0.05", "0.025")],
+        ),
+        ("length: 0.3", "", [("1", "0", "", "0.3")]),
+        ("length: 0.0", "", []),
+    ],
+    ids=["ratio", "warm-up", "length", "none"],
+)
+@pytest.mark.parametrize("cut", [None, 4, 5], ids=["whole", "resumed at the boundary", "resumed after it"])
+def test_decisions_csv_says_how_far_each_stage_displaces_if_that_changes(
+    tmp_path: Path, how: str, warmup: str, expected: list[tuple[str, str, str, str]], cut: int | None
+) -> None:
+    """4 + 2 updates, lr 0.1, then 0.05. Once for a boundary, also in a run that is stopped there and goes on."""
+    section = f"direction: local_past, {how}, virtual_workers: 2"
+    every = ["--checkpoint.every_samples", "1", "--checkpoint.keep_last", "100"]
+    config = entries(
+        tmp_path, section, *every, changed=("schedule: {method: table", f"schedule: {{method: table{warmup}")
+    )
+    whole = (tmp_path / "out" / "decisions.csv").read_bytes()
+    if cut is not None:
+        for step in range(cut + 1, 7):
+            shutil.rmtree(tmp_path / "out" / "checkpoints" / f"step-{step}")
+        (tmp_path / "out" / "checkpoints" / "latest").write_text(f"step-{cut}\n")
+        words = ["--config", config, "--out", str(tmp_path / "out"), *every]
+        assert hvdbs.train.main([*words, "--resume", "auto"]) == 0
+        assert (tmp_path / "out" / "decisions.csv").read_bytes() == whole
+    rows = lengths(tmp_path)
+    assert [(row["step"], row["stage"], row["old"], row["new"]) for row in rows] == expected
+    if len(rows) > 1:
+        assert rows[1]["reason"].startswith(
+            "extrapolation goes on in stage 1: local_past over 2 virtual workers, length 0.5"
+        )
+        assert json.loads(rows[1]["inputs"])["lr"] == 0.05
 
 
 def test_plan_and_run_say_where_gradients_are_taken_and_what_that_costs(
