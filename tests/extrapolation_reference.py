@@ -1,24 +1,26 @@
-"""Extrapolation and its optimizers as NumPy, nothing of hvdbs: a network of two layers with gradients by hand.
+"""Extrapolation as NumPy, nothing of hvdbs: a network of two layers and two loss surfaces with gradients by hand.
 
 Written from the words of the method (y = x - length * direction, the update moves x) and of the design: windows, micro-
 batches of consecutive samples, virtual worker floor(j V / n) for micro-batch j of n, the summed loss divided by the
-window's true count. What is drawn from a generator is given as data.
+window's true count. What is drawn from a generator is given as data. The optimizers are those of ``numpy_reference``.
 """
 
 from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from numpy_reference import Array, Momentum, Rule, step
 from reference import Stage
 
-Array = NDArray[np.float64]
-Point = dict[str, Array]  # by the names that torch gives them
+Point = dict[str, Array]  # by the names that torch gives them, in the model's order
+# Summed loss at a point over the samples of these indices, and its gradient.
+Summed = Callable[[Point, list[int]], tuple[float, Point]]
 
 
 @dataclass
@@ -31,8 +33,7 @@ class Rules:
     length: float | None = None
     workers: int = 1
     until: tuple[float, float] = (np.inf, np.inf)
-    optimizer: str = "sgd"
-    momentum: float = 0.0
+    optimizer: Rule = field(default_factory=Rule)
     clip_norm: float = np.inf
     micro_batch: int = 8
     seed: int = 0
@@ -40,14 +41,27 @@ class Rules:
 
 @dataclass
 class Walk:
-    """``losses``: of each update, where its gradients were taken."""
+    """``losses``: of each update, where its gradients were taken; ``before``: where x stood before it."""
 
     x: Point
     losses: list[float] = field(default_factory=list)
+    before: list[Point] = field(default_factory=list)
+
+
+def least_squares(x: Point, inputs: Array, targets: Array) -> tuple[float, Point]:
+    """Of inputs [B, D] against targets [B]: half the squared errors."""
+    error = inputs @ x["weight"][0] - targets
+    return float(error @ error) / 2, {"weight": (error @ inputs)[None]}
+
+
+def logistic(x: Point, inputs: Array, signs: Array) -> tuple[float, Point]:
+    """Of inputs [B, D] against signs [B], 1 or -1: log(1 + exp(-sign input.w))."""
+    margin = signs * (inputs @ x["weight"][0])
+    return float(np.log1p(np.exp(-margin)).sum()), {"weight": -((signs / (1 + np.exp(margin))) @ inputs)[None]}
 
 
 def network(x: Point, inputs: Array, labels: NDArray[np.int64]) -> tuple[float, Point]:
-    """Summed cross entropy of inputs [B, D] against labels [B], and its gradient: linear, tanh, linear."""
+    """Cross entropy of inputs [B, D] against labels [B]: linear, tanh, linear."""
     hidden = np.tanh(inputs @ x["0.weight"].T + x["0.bias"])
     logits = hidden @ x["2.weight"].T + x["2.bias"]
     logits = logits - logits.max(1, keepdims=True)
@@ -67,7 +81,7 @@ def noise(direction: str, x: Point, seed: int, step: int, index: int) -> Point:
     key = int.from_bytes(hashlib.blake2b(words, digest_size=8, person=b"noise").digest(), "little") >> 1
     generator = torch.Generator().manual_seed(key)
     found = {name: np.zeros_like(value) for name, value in x.items()}
-    for name in ("2.weight", "0.weight"):
+    for name in reversed([name for name, value in x.items() if value.ndim > 1]):
         drawn = torch.empty(x[name].shape, dtype=torch.float64)
         if direction in ("noise_uniform", "noise_weight"):
             n = drawn.uniform_(-1, 1, generator=generator).numpy()
@@ -89,17 +103,15 @@ def plus(a: Point | None, b: Point, factor: float = 1.0) -> Point:
     return {name: (0.0 if a is None else a[name]) + factor * value for name, value in b.items()}
 
 
-def train(
-    start: Point, inputs: Array, labels: NDArray[np.int64], order: Sequence[int], stages: Sequence[Stage], rules: Rules
-) -> Walk:
+def train(start: Point, summed: Summed, order: Sequence[int], stages: Sequence[Stage], rules: Rules) -> Walk:
     walk = Walk({name: value.copy() for name, value in start.items()})
-    state = {name: np.zeros_like(value) for name, value in start.items()}
+    state = {name: Momentum() for name in start}
     kept: dict[int, Point] = {}
-    seen = step = boundary = 0
+    seen = update = boundary = 0
     for number, stage in enumerate(stages):
         boundary += stage.samples
-        if rules.optimizer == "adagrad":  # begins afresh
-            state = {name: np.zeros_like(value) for name, value in start.items()}
+        if rules.optimizer.reset:
+            state = {name: Momentum() for name in start}
         while seen < boundary:
             x, m = walk.x, rules.micro_batch
             window = list(order[seen : seen + stage.global_batch])
@@ -127,12 +139,12 @@ def train(
                     along = kept.get(0)
                 elif kind == "same_sample":
                     for micro in own:
-                        along = plus(along, network(x, inputs[micro], labels[micro])[1], 1 / count)
+                        along = plus(along, summed(x, micro)[1], 1 / count)
                 elif kind.startswith("noise"):
-                    along = noise(kind, x, rules.seed, step, unit[0])
+                    along = noise(kind, x, rules.seed, update, unit[0])
                 mean: Point | None = None
                 for micro in own:
-                    value, gradient = network(moved(x, length, along), inputs[micro], labels[micro])
+                    value, gradient = summed(moved(x, length, along), micro)
                     loss += value / len(window)
                     mean = plus(mean, gradient, 1 / count)
                 assert mean is not None
@@ -143,18 +155,20 @@ def train(
             assert total is not None
             if kind == "global_past":
                 kept[0] = total
-            size = np.sqrt(sum((value**2).sum() for value in total.values()))
-            shrink = min(1.0, rules.clip_norm / size)
-            for name in x:
-                g = total[name] * shrink + (stage.weight_decay * x[name] if x[name].ndim > 1 else 0.0)
-                if rules.optimizer == "adagrad":
-                    state[name] += g**2
-                    step_of = g / (np.sqrt(state[name]) + 1e-10)
-                else:
-                    state[name] = rules.momentum * state[name] + g
-                    step_of = g + rules.momentum * state[name] if rules.optimizer == "nesterov" else state[name]
-                x[name] -= stage.lr * step_of
+            shrink = min(1.0, rules.clip_norm / np.sqrt(sum((value**2).sum() for value in total.values())))
+            walk.before.append(x)
             walk.losses.append(loss)
+            walk.x = {
+                name: step(
+                    x[name],
+                    total[name] * shrink,
+                    state[name],
+                    rules.optimizer,
+                    stage.lr,
+                    stage.weight_decay if x[name].ndim > 1 else 0.0,
+                )
+                for name in x
+            }
             seen += len(window)
-            step += 1
+            update += 1
     return walk

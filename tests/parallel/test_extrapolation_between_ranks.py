@@ -6,6 +6,7 @@ Virtual workers are 12 throughout, so that 1, 2, 3 and 4 ranks can share them.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import extrapolation_reference as by_hand
 import pytest
 import rig
 import torch
+from numpy_reference import Rule
 from reference import Stage
 from torch import nn
 
@@ -60,54 +62,67 @@ def tanh() -> nn.Module:
 # --- against NumPy
 
 
+OPTIMIZERS = {  # and what gradients are clipped to
+    "sgd": (Rule(), None),
+    "heavy ball": (Rule(momentum=0.9), 0.3),
+    "nesterov": (Rule(momentum=0.9, nesterov=True), None),
+    "adagrad": (Rule("adagrad", reset=True), None),
+    "lars": (Rule("lars", momentum=0.9), None),
+}
+# A trust coefficient of 0.001 stands beside lr in LARS.
+LARS_STAGES = tuple(dataclasses.replace(stage, lr=100 * stage.lr) for stage in rig.SHORT_STAGES)
+
+
+def ruled(config: Config, rule: Rule) -> Config:
+    """``config`` with this optimizer."""
+    fields = {"name": rule.name, "momentum": rule.momentum, "nesterov": rule.nesterov}
+    return dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, **fields))  # type: ignore[arg-type]
+
+
+def walk(source: rig.Memory, start: rig.Tensors, stages: Sequence[Stage], rules: by_hand.Rules) -> by_hand.Walk:
+    inputs, labels = source.inputs.numpy(), source.labels.numpy()
+    return by_hand.train(
+        {name: value.numpy() for name, value in start.items()},
+        lambda x, chosen: by_hand.network(x, inputs[chosen], labels[chosen]),
+        source.stream(1500),
+        stages,
+        rules,
+    )
+
+
 @pytest.mark.parametrize("micro_batch", [4, 50], ids=["accumulated", "single"])
-@pytest.mark.parametrize(
-    ("optimizer", "momentum", "clip_norm"),
-    [("sgd", 0.0, None), ("sgd", 0.9, 0.3), ("nesterov", 0.9, None), ("adagrad", 0.0, None)],
-    ids=["sgd", "heavy ball", "nesterov", "adagrad"],
-)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("extrapolation", DIRECTIONS, ids=name_of)
 def test_every_direction_with_every_optimizer_is_that_of_numpy_and_replicas_stay_equal(
-    comm: Communicator,
-    shared: Path,
-    extrapolation: ExtrapolationConfig,
-    optimizer: str,
-    momentum: float,
-    clip_norm: float | None,
-    micro_batch: int,
+    comm: Communicator, shared: Path, extrapolation: ExtrapolationConfig, optimizer: str, micro_batch: int
 ) -> None:
     """float64, 10 updates in three stages, weight decay: parameters and losses to 1e-12; replicas bit for bit. With
     micro-batches of 4 a window has 13 to 33, with those of 50 it has 1 to 3, and virtual workers and ranks without."""
+    rule, clip_norm = OPTIMIZERS[optimizer]
+    lars = rule.name == "lars"
+    if lars:
+        extrapolation = dataclasses.replace(extrapolation, ratio=None, length=0.1 if extrapolation.noise else 0.03)
+    stages = LARS_STAGES if lars else rig.SHORT_STAGES
     source, model, watch = rig.memory(rig.FLAT), rig.built(tanh), rig.Watch()
-    start = {name: value.numpy() for name, value in rig.snapshot(model).items()}
-    config = rig.settings(
-        rig.SHORT_STAGES,
-        micro_batch=micro_batch,
-        momentum=momentum,
-        nesterov=optimizer == "nesterov",
-        clip_norm=clip_norm,
-        extrapolation=extrapolation,
-    )
-    if optimizer == "adagrad":
-        config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, name="adagrad"))
-    rig.trained(comm, config, model, source, shared, watch)
+    start = rig.snapshot(model)
+    config = rig.settings(stages, micro_batch=micro_batch, clip_norm=clip_norm, extrapolation=extrapolation)
+    rig.trained(comm, ruled(config, rule), model, source, shared, watch)
     assert len({tuple(digests) for digests in rig.everywhere(comm, watch.digests)}) == 1
-    assert extrapolation.ratio is not None
     rules = by_hand.Rules(
         extrapolation.direction,
         extrapolation.unit,
-        extrapolation.ratio,
+        extrapolation.ratio or 0.0,
+        extrapolation.length,
         workers=WORKERS,
-        optimizer=optimizer,
-        momentum=momentum,
+        optimizer=rule,
         clip_norm=clip_norm or float("inf"),
         micro_batch=micro_batch,
     )
-    inputs, labels = source.inputs.numpy(), source.labels.numpy()
-    walk = by_hand.train(start, inputs, labels, source.stream(1500), rig.SHORT_STAGES, rules)
-    expected = {name: torch.from_numpy(value) for name, value in walk.x.items()}
+    found = walk(source, start, stages, rules)
+    expected = {name: torch.from_numpy(value) for name, value in found.x.items()}
     assert rig.worst_error(rig.snapshot(model), expected) < 1e-12
-    assert rig.worst_of(watch.losses, walk.losses) < 1e-12
+    assert rig.worst_of(watch.losses, found.losses) < 1e-12
+    assert rig.distance(expected, start) > 1e-3, "nothing was learned"
 
 
 @pytest.mark.parametrize("until", [UntilConfig(samples=260), UntilConfig(stage=1)], ids=["samples", "stage"])
@@ -115,28 +130,32 @@ def test_every_direction_with_every_optimizer_is_that_of_numpy_and_replicas_stay
 def test_it_ends_where_numpy_ends_it(comm: Communicator, shared: Path, direction: str, until: UntilConfig) -> None:
     """An absolute length; float64, 1e-12 after 10 updates, of which the first 5 or 4 are displaced."""
     source, model = rig.memory(rig.FLAT), rig.built(tanh)
-    start = {name: value.numpy() for name, value in rig.snapshot(model).items()}
+    start = rig.snapshot(model)
     extrapolation = dataclasses.replace(away(direction), ratio=None, length=0.03, until=until)
     config = rig.settings(rig.SHORT_STAGES, momentum=0.0, extrapolation=extrapolation)
     rig.trained(comm, config, model, source, shared)
     ends = (until.samples or float("inf"), until.stage or float("inf"))
-    unit = extrapolation.unit
-    rules = by_hand.Rules(direction, unit, length=0.03, workers=WORKERS, until=ends)
-    inputs, labels = source.inputs.numpy(), source.labels.numpy()
-    walk = by_hand.train(start, inputs, labels, source.stream(1500), rig.SHORT_STAGES, rules)
-    expected = {name: torch.from_numpy(value) for name, value in walk.x.items()}
+    rules = by_hand.Rules(direction, extrapolation.unit, length=0.03, workers=WORKERS, until=ends)
+    found = walk(source, start, rig.SHORT_STAGES, rules)
+    expected = {name: torch.from_numpy(value) for name, value in found.x.items()}
     assert rig.worst_error(rig.snapshot(model), expected) < 1e-12
 
 
 # --- laws
 
 
+@pytest.mark.parametrize("optimizer", ["heavy ball", "lars"])
 @pytest.mark.parametrize("extrapolation", DIRECTIONS, ids=name_of)
 def test_training_with_batch_norm_and_dropout_does_not_depend_on_world_size(
-    comm: Communicator, shared: Path, extrapolation: ExtrapolationConfig
+    comm: Communicator, shared: Path, extrapolation: ExtrapolationConfig, optimizer: str
 ) -> None:
     """Law 1, float64, 1e-12, parameters and buffers after 10 updates: all ranks against rank 0 alone."""
-    config = rig.settings(rig.SHORT_STAGES, micro_batch=6, clip_norm=0.4, extrapolation=extrapolation)
+    stages = rig.SHORT_STAGES
+    if optimizer == "lars":
+        stages = LARS_STAGES
+        extrapolation = dataclasses.replace(extrapolation, ratio=None, length=0.1 if extrapolation.noise else 0.03)
+    config = rig.settings(stages, micro_batch=6, clip_norm=0.4, extrapolation=extrapolation)
+    config = ruled(config, OPTIMIZERS[optimizer][0])
 
     def alone() -> rig.Tensors:
         model = rig.built(rig.ConvNet)
@@ -149,12 +168,13 @@ def test_training_with_batch_norm_and_dropout_does_not_depend_on_world_size(
     assert rig.worst_error(rig.snapshot(model), expected) < 1e-12
 
 
-def test_length_0_is_bitwise_the_plain_method_on_all_ranks(comm: Communicator, shared: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["heavy ball", "lars"])
+def test_length_0_is_bitwise_the_plain_method_on_all_ranks(comm: Communicator, shared: Path, optimizer: str) -> None:
     """Law 7, float32, after each of 10 updates."""
-    runs = []
+    rule, runs = OPTIMIZERS[optimizer][0], []
     for extrapolation in (None, *(dataclasses.replace(one, ratio=0.0) for one in DIRECTIONS)):
         watch = rig.Watch()
-        config = rig.settings(rig.SHORT_STAGES, dtype="float32", extrapolation=extrapolation)
+        config = ruled(rig.settings(rig.SHORT_STAGES, dtype="float32", extrapolation=extrapolation), rule)
         model, source = rig.built(rig.ConvNet, "float32"), rig.memory(rig.IMAGE, dtype="float32")
         rig.trained(comm, config, model, source, shared, watch)
         runs.append(watch.digests)
