@@ -298,6 +298,23 @@ def test_one_virtual_worker_per_rank_is_dropped_aloud_on_another_number_of_ranks
         assert "there are 1 now; the next update is a plain one" in said[0]
 
 
+def test_without_the_gradients_that_were_kept_the_next_update_is_the_plain_one(
+    comm: Communicator, shared: Path
+) -> None:
+    """Bit for bit, from a checkpoint whose gradients are not taken back; the update after it is displaced again."""
+    config, source = settings(away("local_past")), rig.memory(rig.IMAGE)
+    rig.trained(comm, config, rig.built(rig.ConvNet), source, shared / "all")
+    folder = shared / "all" / "step-4"
+    assert len(list(folder.glob("rank-*"))) == comm.world_size
+    watches = [rig.Watch(), rig.Watch()]
+    for watch, chosen in zip(watches, (config.extrapolation, ExtrapolationConfig()), strict=True):
+        model, made = rig.built(rig.ConvNet, seed=99), dataclasses.replace(config, extrapolation=chosen)
+        rig.trained(comm, made, model, source, shared / chosen.direction, watch, load(folder))
+    assert len(watches[0].digests) == 5
+    assert watches[0].digests[0] == watches[1].digests[0]
+    assert watches[0].digests[1] != watches[1].digests[1]
+
+
 def test_beyond_its_end_ranks_have_no_files_of_their_own(comm: Communicator, shared: Path) -> None:
     extrapolation = dataclasses.replace(away("local_past"), until=UntilConfig(stage=1))
     rig.trained(comm, settings(extrapolation), rig.built(rig.ConvNet), rig.memory(rig.IMAGE), shared)
