@@ -22,6 +22,7 @@ from jsonargparse import (
     ArgumentParser,
     DefaultHelpFormatter,
     Namespace,
+    _loaders_dumpers,
     set_loader,
     set_parsing_settings,
 )
@@ -71,6 +72,8 @@ def parser(prog: str, description: str, examples: str) -> ArgumentParser:
     set_parsing_settings(import_path_denylist=["*"], import_path_allowlist=["hvdbs.schedule.StageConfig"])
     # Values on the command line, and words in a file that stand where numbers do, are read as those of a file are.
     set_loader("yaml", lambda text: yaml.load(text, _Loader), (yaml.YAMLError, ValueError))
+    # Where a number is to stand and a word does, jsonargparse asks its own loader, and '1:30' would be ninety again.
+    _loaders_dumpers.yaml_default_loader = _Loader  # type: ignore[assignment]  # None at first
     result = ArgumentParser(
         prog=prog,
         description=description,
@@ -186,7 +189,7 @@ def _refuse_minutes(loader: _Loader, node: yaml.ScalarNode) -> None:
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
 _Loader.add_implicit_resolver("!minutes", re.compile(r"^[-+]?[0-9]+(?::[0-9]+)+(?:\.[0-9]*)?$"), list("-+0123456789"))
-_Loader.add_constructor("!minutes", _refuse_minutes)  # jsonargparse would read the word as YAML 1.1 does
+_Loader.add_constructor("!minutes", _refuse_minutes)
 
 
 def _check_names(data: dict[Any, Any], kind: type, prefix: str) -> None:

@@ -147,6 +147,10 @@ def refused(work: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
             "schedule.global_batch: 8k is not a whole number or null",
         ),
         (GOOD.replace("global_batch: 16", "global_batch: 1:30"), "line 5: 1:30 is no number, only a time"),
+        (GOOD.replace("global_batch: 16", "global_batch: '1:30'"), "schedule.global_batch: 1:30 is not a whole number"),
+        (GOOD.replace("epochs: 2", "epochs: '1:30'"), "schedule.epochs: 1:30 is not a number or null"),
+        (GOOD.replace("epochs: 2", "epochs: 0b11"), "schedule.epochs: 0b11 is not a number or null"),
+        (GOOD.replace("lr: 0.1", "lr: yes"), "schedule.lr: yes is not a number or null"),
         (GOOD.replace("global_batch: 16", "global_batch: 16.0"), "schedule.global_batch: 16.0 is not a whole number"),
         (
             GOOD.replace("global_batch: 16", "global_batch: 2020-01-01"),
@@ -226,6 +230,8 @@ def test_numbers_are_read_as_people_write_them(
         ("somewhere", "somewhere: no such option; --help lists all"),
         ("--schedule.lr", "argument --schedule.lr: expected one argument"),
         ("--schedule.lr high", "schedule.lr: high is not a number or null"),
+        ("--schedule.lr 1:30", "schedule.lr: 1:30 is not a number or null"),
+        ("--micro_batch 1:30", "micro_batch: 1:30 is not a whole number"),
         (
             "--model resnet8",
             "model: resnet8 is not a mapping of its fields; set them one by one, as --model.NAME VALUE",
