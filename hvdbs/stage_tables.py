@@ -33,6 +33,7 @@ _READS: dict[str, tuple[str, ...]] = {
 
 
 _LARGEST_FLOAT32 = 3.4e38
+_MOST_STAGES = 1000
 
 
 @dataclass(frozen=True)
@@ -122,7 +123,7 @@ def _one_batch(config: ScheduleConfig, train_samples: int) -> Iterator[_Row]:
     if cuts:
         _positive("schedule.factor", config.factor)
     for index, (begin, end) in enumerate(zip([0, *cuts], [*cuts, total], strict=True)):
-        lr = start.lr * config.factor**index
+        lr = start.lr * _power("schedule.factor", config.factor, index)
         yield _Row(end - begin, start.global_batch, lr, start.weight_decay)
 
 
@@ -138,14 +139,14 @@ def _lengths(config: ScheduleConfig, train_samples: int) -> list[int]:
         lengths = [Length(samples=n).in_samples("schedule.stage_samples", train_samples) for n in samples]
     if count is None:
         return lengths
-    if count < 1:
-        raise refusal("schedule.stage_count", count, "must be at least 1")
+    if not 1 <= count <= _MOST_STAGES:
+        raise refusal("schedule.stage_count", count, f"must lie between 1 and {_MOST_STAGES}")
     if len(lengths) != 1:
         raise refusal(
             "schedule.stage_count", count, f"needs the length of the first stage alone, not {len(lengths)} lengths"
         )
     growth = _growth(config)
-    return [_nearest(lengths[0] * growth**index) for index in range(count)]
+    return [_nearest(lengths[0] * _power("schedule.growth", growth, index)) for index in range(count)]
 
 
 def _growth(config: ScheduleConfig) -> float:
@@ -157,6 +158,13 @@ def _growth(config: ScheduleConfig) -> float:
     return growth
 
 
+def _power(field: str, base: float, stage: int) -> float:
+    """base^stage. Raises HvdbsError where no schedule can hold what has grown by that."""
+    if stage and stage * math.log2(base) >= 63:
+        raise refusal(field, base, f"grows by 2^63 or more until stage {stage}")
+    return base**stage
+
+
 def _nearest(value: float) -> int:
     """The nearest whole number, halves upwards."""
     return math.floor(value + 0.5)
@@ -166,7 +174,9 @@ def _classical(config: ScheduleConfig, train_samples: int) -> Iterator[_Row]:
     start, growth = _start(config), _growth(config)
     for index, length in enumerate(_lengths(config, train_samples)):
         reason = f"lr is divided by {growth:g}, the batch stays" if index else "the first stage"
-        yield _Row(length, start.global_batch, start.lr / growth**index, start.weight_decay, reason)
+        yield _Row(
+            length, start.global_batch, start.lr / _power("schedule.growth", growth, index), start.weight_decay, reason
+        )
 
 
 def _enlarging(config: ScheduleConfig, train_samples: int) -> Iterator[_Row]:
@@ -176,7 +186,7 @@ def _enlarging(config: ScheduleConfig, train_samples: int) -> Iterator[_Row]:
     if limit is not None and limit < start.global_batch:
         raise refusal("schedule.largest_batch", limit, f"must be at least the first batch {start.global_batch}")
     for index, length in enumerate(_lengths(config, train_samples)):
-        wanted = _nearest(start.global_batch * growth**index)
+        wanted = _nearest(start.global_batch * _power("schedule.growth", growth, index))
         batch = wanted if limit is None else min(wanted, limit)
         lr, reason = start.lr, f"the batch grows {growth:g}-fold, lr stays" if index else "the first stage"
         if batch < wanted:
@@ -220,6 +230,8 @@ def _positive(name: str, value: float) -> None:
 def _check(what: str, row: _Row | StageConfig) -> None:
     if row.global_batch < 1:
         raise refusal(f"{what}global_batch", row.global_batch, "must be at least 1")
+    if row.global_batch >= 2**63:
+        raise refusal(f"{what}global_batch", row.global_batch, "must lie below 2^63")
     for name in ("lr", "weight_decay"):
         value = getattr(row, name)
         if not (math.isfinite(value) and value >= 0):

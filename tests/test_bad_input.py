@@ -510,6 +510,23 @@ SEBS = "{method: sebs, stage_epochs: [1, 1], global_batch: 16, lr: 0.1, growth: 
             "schedule.lr_per_samples: 0 must be at least 1; 256",
         ),
         (SEBS.replace("growth: 2", "growth: 0.5"), "schedule.growth: 0.5 must be a finite number, at least 1"),
+        (SEBS.replace("growth: 2", "growth: 1.0e+30"), "schedule.growth: 1e+30 grows by 2^63 or more until stage 1"),
+        (
+            SEBS.replace("[1, 1]", "[1], stage_count: 100"),
+            "schedule.growth: 2.0 grows by 2^63 or more until stage 63",
+        ),
+        (
+            SEBS.replace("[1, 1]", "[1], stage_count: 100000000"),
+            "schedule.stage_count: 100000000 must lie between 1 and 1000",
+        ),
+        (
+            SEBS.replace("global_batch: 16", f"global_batch: {2**62}"),
+            f"schedule stage 1: global_batch: {2**63} must lie below 2^63",
+        ),
+        (
+            "{method: multistep, epochs: 3, global_batch: 16, lr: 0.1, milestones: [1, 2], factor: 1.0e+200}",
+            "schedule.factor: 1e+200 grows by 2^63 or more until stage 1",
+        ),
         (SEBS.replace(", growth: 2", ""), "schedule.growth: none must be given for method sebs; 10 replaces lr / 10"),
         (SEBS.replace("[1, 1]", "[]"), "schedule: stage_epochs=[], stage_samples=[] needs exactly one of stage_epochs"),
         (SEBS.replace("[1, 1]", "[1, 0]"), "schedule.stage_epochs.epochs: 0.0 must be at least one sample of 64"),
