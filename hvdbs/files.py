@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -48,6 +50,24 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def lock(path: Path, patience: float) -> BinaryIO | None:
+    """The open file ``path``, locked until it is closed or its process ends; None if another holds it for ``patience``
+    seconds. A file system without locks gives one to everybody."""
+    file = path.open("ab")
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                file.close()
+                return None
+            time.sleep(0.1)
+        except OSError:
+            return file
 
 
 def whole_lines(data: bytes) -> bytes:

@@ -7,17 +7,18 @@ checkpoint's step.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import io
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self
 
 from hvdbs.errors import HvdbsError, refusal
-from hvdbs.files import sync_folder, whole_lines, write_atomically
+from hvdbs.files import lock, sync_folder, whole_lines, write_atomically
 from hvdbs.progress import Progress
 from hvdbs.records import (
     EXIT_CODES,
@@ -52,6 +53,10 @@ def tables(weights: int) -> dict[str, type[Record]]:
     return TABLES | ({"weights.csv": weight_row(weights)} if weights else {})
 
 
+_LOCK = ".lock"
+_PATIENCE_SECONDS = 5.0  # for the last of a job that was just killed
+
+
 class EventWriter(Protocol):
     """What is used of tensorboard's SummaryWriter."""
 
@@ -68,9 +73,10 @@ class RunDirectory:
     then the checkpoint is made; decisions for the next window are written after it (see DecisionRow).
     """
 
-    def __init__(self, path: Path, files: dict[str, BinaryIO], events: EventWriter | None) -> None:
+    def __init__(self, path: Path, files: dict[str, BinaryIO], events: EventWriter | None, locked: BinaryIO) -> None:
         self.path = path
         self._files = files
+        self._locked = locked
         self._events = events
 
     @classmethod
@@ -89,7 +95,8 @@ class RunDirectory:
         _make(path)
         if any(path.iterdir()):
             raise refusal("--out", path, "is not empty", "continue it with --resume auto, or name another --out")
-        return cls._open(path, Progress(), config_yaml, environment, plan, tensorboard, tables(weights))
+        with _locked(path) as locked:
+            return cls._open(path, Progress(), config_yaml, environment, plan, tensorboard, tables(weights), locked)
 
     @classmethod
     def resume(
@@ -106,17 +113,18 @@ class RunDirectory:
         before.
 
         A run killed before its first checkpoint resumes from Progress(0, 0). Raises HvdbsError for a file
-        whose header is not that of hvdbs, before anything is changed.
+        whose header is not that of hvdbs, or while another job writes there, before anything is changed.
         """
         _make(path)
         kinds = tables(weights)
-        present = {name: path / name for name in kinds if (path / name).exists()}
-        # All are read before the first is replaced, so that a refusal leaves the directory as it was.
-        for name, data in [(name, _cut(file, kinds[name], progress)) for name, file in present.items()]:
-            write_atomically(path / name, data)
-        for stale in (path / "exit.json", path / "summary.json", *path.glob(".*.tmp")):
-            stale.unlink(missing_ok=True)
-        return cls._open(path, progress, config_yaml, environment, plan, tensorboard, kinds)
+        with _locked(path) as locked:
+            present = {name: path / name for name in kinds if (path / name).exists()}
+            # All are read before the first is replaced, so that a refusal leaves the directory as it was.
+            for name, data in [(name, _cut(file, kinds[name], progress)) for name, file in present.items()]:
+                write_atomically(path / name, data)
+            for stale in (path / "exit.json", path / "summary.json", *path.glob(".*.tmp")):
+                stale.unlink(missing_ok=True)
+            return cls._open(path, progress, config_yaml, environment, plan, tensorboard, kinds, locked)
 
     @classmethod
     def _open(
@@ -128,6 +136,7 @@ class RunDirectory:
         plan: Sequence[PlanRow],
         tensorboard: bool,
         kinds: dict[str, type[Record]],
+        locked: BinaryIO,
     ) -> Self:
         write_atomically(path / "config.yaml", config_yaml.encode())
         write_atomically(path / "environment.json", as_json(environment))
@@ -138,7 +147,7 @@ class RunDirectory:
             if files[name].tell() == 0:
                 _append(files[name], [columns(kind)])
         sync_folder(path)
-        return cls(path, files, _events(path / "tensorboard", progress) if tensorboard else None)
+        return cls(path, files, _events(path / "tensorboard", progress) if tensorboard else None, locked)
 
     def stage(self, row: StageRow) -> None:
         self._write("stages.csv", [row])
@@ -184,6 +193,7 @@ class RunDirectory:
             file.close()
         if self._events is not None:
             self._events.close()
+        self._locked.close()
 
     def __enter__(self) -> Self:
         return self
@@ -222,6 +232,22 @@ def _make(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise HvdbsError(f"--out: {path} cannot be made: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """What keeps others out of ``path`` until it is closed. Raises HvdbsError while another job writes there.
+
+    Two would cut off each other's rows and replace each other's checkpoints.
+    """
+    locked = lock(path / _LOCK, _PATIENCE_SECONDS)
+    if locked is None:
+        raise refusal("--out", path, "is being written by another job", f"touch {path}/stop ends that one")
+    try:
+        yield locked
+    except BaseException:
+        locked.close()
+        raise
 
 
 def _events(path: Path, progress: Progress) -> EventWriter:

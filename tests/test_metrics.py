@@ -130,7 +130,7 @@ def test_each_row_is_one_write_of_whole_lines(tmp_path: Path) -> None:
             return super().write(data)  # type: ignore[arg-type]
 
     spies = {name: io.BufferedWriter(Spy(str(tmp_path / name), "a")) for name in TABLES}
-    with RunDirectory(tmp_path, spies, None) as run:
+    with RunDirectory(tmp_path, spies, None, (tmp_path / ".lock").open("ab")) as run:
         rows = list(updates())
         for update in rows:
             count = len(writes)
@@ -202,7 +202,20 @@ def test_resume_takes_back_how_the_run_ended_and_what_a_killed_writer_left(tmp_p
     (path / ".config.yaml.elsewhere.7.tmp").write_bytes(b"half")
     resume(path, Progress(3, 30)).close()
     left = {file.name for file in path.iterdir()}
-    assert left == {*TABLES, "config.yaml", "environment.json", "plan.json"}
+    assert left == {*TABLES, "config.yaml", "environment.json", "plan.json", ".lock"}
+
+
+def test_a_folder_that_a_job_writes_is_refused_unchanged_until_that_job_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hvdbs.metrics._PATIENCE_SECONDS", 0.2)
+    path = tmp_path / "run"
+    with create(path):
+        before = {file.name: file.read_bytes() for file in path.iterdir()}
+        with pytest.raises(HvdbsError, match=r"--out: .* is being written by another job; touch .*/stop"):
+            resume(path, Progress(0, 0))
+        assert {file.name: file.read_bytes() for file in path.iterdir()} == before
+    resume(path, Progress(0, 0)).close()
 
 
 def test_the_small_files_say_what_they_are_given(tmp_path: Path) -> None:
