@@ -124,6 +124,7 @@ def assemble(
     cores = own_cores(comm)
     settle(config, cores, device)
     with agreed(comm):
+        _refuse_among_images(out, config)
         source = open_source(config, comm, device, say)
     with agreed(comm):
         n = source.train_samples
@@ -164,6 +165,10 @@ def assemble(
     everyone = [json.loads(text) for text in comm.gather_bytes(json.dumps(about).encode())]
     unsaid = comm.broadcast_bytes(b"1" if comm.rank == 0 and _cut_off(out, found) else b"0") == b"1"
     complete = decide(schedule, progress) is None and not unsaid
+    with agreed(comm):
+        if complete and found is not None and (branch_from or not _is_of(out, found)):
+            option, rule = "--branch-from" if branch_from else "--resume", f"is at sample {progress.samples_seen}"
+            raise refusal(option, found, f"{rule}, where this schedule has ended", "--branch-from with a longer one")
     files, display, account = None, None, None
     with agreed(comm):
         if comm.rank == 0 and not complete:
@@ -197,9 +202,23 @@ def assemble(
     return Assembled(run, progress, best, plan, layers, out, files, display, account, complete)
 
 
+def _is_of(out: Path, checkpoint: Path) -> bool:
+    return checkpoint.parent.resolve() == (out / "checkpoints").resolve()
+
+
+def _refuse_among_images(out: Path, config: Config) -> None:
+    """A run in a class's place would be taken for an empty class from then on."""
+    if config.data.kind != "images" or config.data.root is None:
+        return
+    for split in ("train", "val"):
+        folder = Path(config.data.root).expanduser() / split
+        if out.resolve().is_relative_to(folder.resolve()):
+            raise refusal("--out", out, f"lies in {folder}, among the images", "for example runs/first")
+
+
 def _cut_off(out: Path, found: Path | None) -> bool:
     """Whether the run in ``out``, resumed from ``found``, was ended before it could say that it has finished."""
-    if found is None or found.parent.resolve() != (out / "checkpoints").resolve():
+    if found is None or not _is_of(out, found):
         return False
     try:
         outcome: object = json.loads((out / "exit.json").read_text())["outcome"]

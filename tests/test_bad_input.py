@@ -696,6 +696,15 @@ def images(work: Path) -> Path:
     return work / "data"
 
 
+@pytest.mark.parametrize("out", ["data/train/runs", "data/val/cat/run", "data/train", "data/../data/val"])
+def test_a_run_directory_among_the_images(refused: Refused, images: Path, out: str) -> None:
+    split = "data/val" if "val" in out else "data/train"
+    assert (
+        refused("--out", out, config=IMAGES)
+        == f"--out: {out} lies in {split}, among the images; for example runs/first"
+    )
+
+
 def test_an_image_folder_without_the_right_layout(refused: Refused, images: Path) -> None:
     said = refused("--data.root", "data/train", config=IMAGES)
     assert said == f"data.root: data/train has no train folder; did you mean {images}?"
@@ -946,6 +955,17 @@ def test_files_of_a_run_that_are_not_of_hvdbs(refused: Refused, run: Path) -> No
 def test_a_finished_run_has_nothing_left_to_train(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert train.main(["--config", write(GOOD), "--out", "run", "--resume", "auto"]) == 0
     assert "run has finished its schedule: nothing is left to train" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("out", ["run", "other"])
+def test_a_finished_run_leaves_a_branch_nothing_to_train(refused: Refused, run: Path, out: str) -> None:
+    said = refused("--out", out, "--branch-from", "run")
+    assert said.startswith("--branch-from: run/checkpoints/step-8 is at sample 128, where this schedule has ended; ")
+
+
+def test_a_finished_run_is_not_resumed_into_another_folder(refused: Refused, run: Path) -> None:
+    said = refused("--out", "other", "--resume", "run")
+    assert said.startswith("--resume: run/checkpoints/step-8 is at sample 128, where this schedule has ended; ")
 
 
 def test_what_a_checkpoint_holds_is_only_data(run: Path) -> None:
