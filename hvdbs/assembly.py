@@ -35,7 +35,7 @@ from hvdbs.metrics import RunDirectory
 from hvdbs.model import network
 from hvdbs.progress import Progress
 from hvdbs.recorder import Account, Silent, Totals
-from hvdbs.records import PlanRow
+from hvdbs.records import STOP_FILE, PlanRow
 from hvdbs.schedule import decide
 from hvdbs.stage_tables import resolve
 from hvdbs.step import Replica, Requests
@@ -44,7 +44,6 @@ from hvdbs.trail import Trail, logged_weights
 
 _TRIAL_PIXELS, _TRIAL_SAMPLES = 64, 4
 _OF_A_NODE = {"threads", "data.root", "data.index_dir", "data.threads"}
-STOP_FILE = "stop"  # in the run directory; whoever makes it stops the run at the next window boundary
 
 
 @contextmanager

@@ -16,7 +16,14 @@ from hvdbs import __version__
 from hvdbs.records import SCHEMA_VERSION
 
 # An allow list: whoever publishes a run directory must not publish a token with it.
-_NAMES = ("OMP_NUM_THREADS", "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "CUDA_VISIBLE_DEVICES")
+_NAMES = (
+    "OMP_NUM_THREADS",
+    "SLURM_JOB_ID",
+    "SLURM_JOB_NUM_NODES",
+    "SLURM_NTASKS",
+    "CUDA_VISIBLE_DEVICES",
+    "HVDBS_CORES_PER_RANK",
+)
 _PREFIXES = ("HOROVOD_", "OMPI_MCA_", "NCCL_")
 # Launchers hand keys to their processes under names that the prefixes would let through.
 _NEVER = ("SECRET", "TOKEN", "PASSWORD", "KEY", "CREDENTIAL", "PRECONDITION_TRANSPORTS")

@@ -20,6 +20,8 @@ Outcome = Literal["finished", "stopped", "failed"]
 # Exit status where the caller names no other; 75 is EX_TEMPFAIL: try again (with --resume auto).
 EXIT_CODES: dict[Outcome, int] = {"finished": 0, "stopped": 75, "failed": 1}
 
+STOP_FILE = "stop"  # in the run directory; whoever makes it stops the run at the next window boundary
+
 
 class Record(Protocol):
     """Any of the dataclasses below."""

@@ -18,14 +18,14 @@ import torch
 from jsonargparse import ArgumentParser, Namespace
 
 from hvdbs import __version__, command_line, console, entry, planning
-from hvdbs.assembly import STOP_FILE, Assembled, agreed, assemble, run_directory, same_on_all
+from hvdbs.assembly import Assembled, agreed, assemble, run_directory, same_on_all
 from hvdbs.comm import AgreedError, Communicator, PeerFailure, agree, connect, launched_rank
 from hvdbs.config import Config, digest
 from hvdbs.errors import HvdbsError, refusal
 from hvdbs.files import write_atomically
 from hvdbs.loop import Outcome, train
 from hvdbs.metrics import as_json
-from hvdbs.records import EXIT_CODES, Exit, Summary
+from hvdbs.records import EXIT_CODES, STOP_FILE, Exit, Summary
 from hvdbs.records import Outcome as Ended
 from hvdbs.replicas import parameter_digest
 from hvdbs.step import Requests

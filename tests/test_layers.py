@@ -30,6 +30,11 @@ LEVELS = [
         "entry",
         "files",
         "records",
+        "launch.allocation",
+        "launch.commands",
+        "launch.sbatch",
+        "launch.sweep",
+        "launch.arguments",
     },
     {"comm", "comm.cores", "comm.local", "comm.horovod"},
     {"data", "model"},
@@ -59,9 +64,9 @@ LEVELS = [
         "loop",
         "assembly",
     },
-    {"train", "plan", "report", "contour", "norms", "follow", "data.__main__"},
+    {"train", "plan", "report", "contour", "norms", "follow", "data.__main__", "launch"},
 ]
-HOME = {"horovod": {"comm.horovod"}, "nvidia": {"data.imagenet"}, "mpi4py": {"comm.horovod"}}
+HOME = {"horovod": {"comm.horovod", "launch.rendezvous"}, "nvidia": {"data.imagenet"}, "mpi4py": {"comm.horovod"}}
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
@@ -112,4 +117,6 @@ def test_heavy_packages_are_imported_in_their_one_place(path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(LEVELS[0]))
 def test_policies_need_no_torch(name: str) -> None:
-    assert not {"torch", "torchvision"} & {i.split(".")[0] for i in imports(ROOT / f"{name}.py")}
+    assert not {"torch", "torchvision"} & {
+        i.split(".")[0] for i in imports(ROOT.joinpath(*name.split(".")).with_suffix(".py"))
+    }

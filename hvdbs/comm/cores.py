@@ -9,14 +9,15 @@ from collections.abc import Collection, MutableMapping, Sequence
 from typing import Any
 
 from hvdbs.comm import Communicator, first_number
+from hvdbs.launch.commands import CORES
 
 _CYCLE, _YIELD = "HOROVOD_CYCLE_TIME", "OMPI_MCA_mpi_yield_when_idle"
 
 
 def cores_before_start(variables: MutableMapping[str, str], allowed: int) -> float:
     """Cores of this rank as far as its launcher's ``variables`` tell; ``allowed``: how many it may run on."""
-    given = variables.get("SLURM_CPUS_PER_TASK", "")
-    if given.isdigit():
+    given = first_number(variables, (CORES, "SLURM_CPUS_PER_TASK"))
+    if given:
         return float(given)
     names = ("HOROVOD_LOCAL_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_NTASKS_PER_NODE")
     return allowed / max(1, first_number(variables, names) or 1)
@@ -43,10 +44,14 @@ def chosen(threads: int) -> dict[str, Any]:
 
 
 def own_cores(comm: Communicator) -> float:
-    """Collective. This rank's share of the cores that it may run on: one that k ranks of its node may use is 1/k."""
+    """Collective. This rank's share of the cores that it may run on: one that k ranks of its node may use is 1/k.
+
+    Never more than python -m hvdbs.launch has given it: where Slurm binds no tasks, a rank may run on cores of others.
+    """
     host, cores = socket.gethostname(), sorted(os.sched_getaffinity(0))
     everyone = [json.loads(text) for text in comm.gather_bytes(json.dumps([host, cores]).encode())]
-    return share(cores, [others for where, others in everyone if where == host])
+    own = share(cores, [others for where, others in everyone if where == host])
+    return min(own, first_number(os.environ, (CORES,)) or own)
 
 
 def share(cores: Collection[int], of_ranks: Sequence[Collection[int]]) -> float:

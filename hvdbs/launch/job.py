@@ -1,0 +1,102 @@
+"""A launch from its start to its end: stop requests, how the run ended, and whether it goes back into the queue."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hvdbs.errors import refusal
+from hvdbs.launch import processes, requeue
+from hvdbs.launch.commands import Launch
+from hvdbs.records import EXIT_CODES, STOP_FILE
+
+
+def supervise(launch: Launch, out: Path | None, again: Sequence[str], variables: Mapping[str, str]) -> int:
+    """Run ``launch`` to its end and return what its run says of itself, because launchers lose exit codes.
+
+    ``out``: the run directory, None where the program is no run. A signal becomes the file ``stop`` in it. After
+    SIGUSR1, which Slurm sends before the time limit and before preemption, a stopped run of a job is queued again;
+    ``again`` is the command that a dependent job would run. A second SIGINT or SIGTERM ends everything at once.
+    """
+    came: list[int] = []
+
+    def asked(signals: list[int]) -> None:
+        if len(signals) > len(came):
+            came[:] = signals
+            names = ", ".join(signal.Signals(number).name for number in signals)
+            _say(f"{names}: the run is asked to stop" if out else f"{names}: ending")
+        if out is None or sum(number != signal.SIGUSR1 for number in signals) > 1:
+            processes.end_descendants()
+        elif out.is_dir():  # a run that is starting takes away an old stop file: ask until it ends
+            with contextlib.suppress(OSError):
+                (out / STOP_FILE).touch()
+
+    before = newest(out)
+    try:
+        code = processes.run(launch.command, launch.environment(variables), asked)
+    except OSError as error:
+        rule = f"cannot be started ({error.strerror or error})"
+        raise refusal(
+            "launcher", launch.command[0], rule, "another --launcher, or module load what brings it"
+        ) from None
+    ended = outcome(out)
+    if came and out is not None and ended is not None:
+        (out / STOP_FILE).unlink(missing_ok=True)
+    if wants_requeue(variables, came, ended, before, newest(out)):
+        _say(requeue.back_into_the_queue(variables, again))
+    return exit_code(ended, code)
+
+
+def newest(out: Path | None) -> str | None:
+    """The newest whole checkpoint of a run, by its name."""
+    try:
+        return None if out is None else (out / "checkpoints" / "latest").read_text().strip()
+    except OSError:
+        return None
+
+
+def outcome(out: Path | None) -> str | None:
+    """finished, stopped or failed, as exit.json has it; None while there is none."""
+    try:
+        found: object = None if out is None else json.loads((out / "exit.json").read_text())["outcome"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, str) else None
+
+
+def wants_requeue(
+    variables: Mapping[str, str], signals: Sequence[int], ended: str | None, before: str | None, after: str | None
+) -> bool:
+    """Whether a job goes on by itself. ``before`` and ``after``: its newest checkpoint when it began, and now.
+
+    Raises HvdbsError where it would go on for ever: no update fits into the time that the job has.
+    """
+    if "SLURM_JOB_ID" not in variables or signal.SIGUSR1 not in signals or ended != "stopped":
+        return False
+    if before == after:
+        raise refusal(
+            "checkpoints/latest",
+            after or "none",
+            "is where this job began: not one update fits into its time, and it is not queued again",
+            "a longer --time, more nodes or a smaller global_batch",
+        )
+    return True
+
+
+def exit_code(ended: str | None, code: int) -> int:
+    """0 finished, 75 stopped, else what the launcher said, but never 0 for a run that has failed."""
+    if ended == "finished" or ended == "stopped":
+        return EXIT_CODES["finished" if ended == "finished" else "stopped"]
+    if ended == "failed":
+        return code if code > 0 else 1
+    return code if code >= 0 else 128 - code
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"hvdbs.launch on {os.uname().nodename}: {text}\n")
+    sys.stdout.flush()
