@@ -241,22 +241,22 @@ def test_uneven_nodes_keep_the_counts_that_srun_has_from_the_job() -> None:
     assert "-np 3 -H node1:2,node2:1" in shown("mpirun", uneven)
 
 
-@pytest.mark.parametrize("name", ["GPUS_PER_TASK=1", "NTASKS_PER_GPU=1", "GPU_BIND=single:1", "TRES_PER_TASK=gpu:1"])
+@pytest.mark.parametrize("name", ["GPUS_PER_TASK=1", "NTASKS_PER_GPU=1", "GPU_BIND=single:1", "GPUS=4"])
 def test_a_gpu_for_each_task_reaches_the_tasks_of_srun_and_not_the_daemons_of_mpirun(name: str) -> None:
-    variables = slurm(f"{RANKS_2_2} {name}")
+    variables = slurm(f"{RANKS_2_2} {name} GPUS_ON_NODE=2")
     variable = f"SLURM_{name.partition('=')[0]}"
     for launcher in ("mpirun", "horovodrun-mpi"):
-        assert shlex.split(shown(launcher, variables))[:3] == ["env", "-u", variable]
+        words = shlex.split(shown(launcher, variables))
+        assert words[:3] == ["env", "-u", variable]
+        assert "SLURM_GPUS_PER_NODE=2" in words
     for launcher in ("srun", "srun-gloo"):
         assert variable not in shown(launcher, variables)
     assert ("--ntasks-per-node" in shown("srun", variables)) == (variable != "SLURM_NTASKS_PER_GPU")
 
 
-def test_gpus_of_a_node_are_shown_to_all_its_ranks_by_its_own_daemon_and_not_by_the_first_node_s_variable() -> None:
-    variables = slurm(f"{RANKS_2_2} GPUS_PER_NODE=2") | {"CUDA_VISIBLE_DEVICES": "2,3", "PATH": "/bin"}
-    assert "CUDA_VISIBLE_DEVICES" not in shown("mpirun", variables)  # not passed on with -x
-    assert "-u CUDA_VISIBLE_DEVICES" in shown("horovodrun-mpi", variables)  # which passes all that there is
-    assert "CUDA_VISIBLE_DEVICES" not in shown("srun", variables)
+def test_mpirun_does_not_pass_the_first_node_s_gpus_on() -> None:
+    variables = slurm(f"{RANKS_2_2} GPUS_PER_NODE=2") | {"CUDA_VISIBLE_DEVICES": "2,3"}
+    assert "CUDA_VISIBLE_DEVICES" not in shown("mpirun", variables)
 
 
 def test_the_environment_reaches_steps_even_where_sbatch_was_told_to_export_none() -> None:

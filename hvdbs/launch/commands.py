@@ -21,9 +21,10 @@ LAUNCHERS = {
 }
 CORES = "HVDBS_CORES_PER_RANK"
 
-# A step of srun with these gives a GPU to each task. mpirun's tasks are daemons, one on each node: all ranks of a node
-# would see the one GPU of its daemon.
-_GPU_PER_TASK = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND", "SLURM_TRES_PER_TASK")
+# A step of srun with these gives a GPU to each task, or all of the job's to one. mpirun's tasks are daemons, one on
+# each node but its own: all ranks of a node would see the one GPU of its daemon, or the step would ask for too many.
+# Without them the step still has the job's request, unless it has another.
+_GPUS_OF_STEPS = ("SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_GPU_BIND", "SLURM_TRES_PER_TASK", "SLURM_GPUS")
 # sbatch --export=NONE leaves it, and steps would start without the environment of the batch script.
 _EXPORT = ("SLURM_EXPORT_ENV",)
 _PASSED_ON = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "VIRTUAL_ENV", "OMP_NUM_THREADS", CORES)
@@ -118,14 +119,21 @@ def _srun_gloo(allocation: Allocation, choice: Choice, program: Sequence[str], v
     return Launch(command, {**_threads(allocation, variables), **nic})
 
 
+def _gpus_of_nodes(allocation: Allocation, variables: Mapping[str, str]) -> dict[str, str]:
+    """For a launcher whose daemon on a node is one task: all of the node's GPUs in its place, where nodes are alike."""
+    if allocation.uniform and variables.get("SLURM_GPUS_ON_NODE") and _present(_GPUS_OF_STEPS, variables):
+        return {"SLURM_GPUS_PER_NODE": variables["SLURM_GPUS_ON_NODE"]}
+    return {}
+
+
 def _mpirun(allocation: Allocation, choice: Choice, program: Sequence[str], variables: Mapping[str, str]) -> Launch:
-    chosen = {**_threads(allocation, variables), **_mpi_nic(choice)}
+    chosen = {**_threads(allocation, variables), **_mpi_nic(choice), **_gpus_of_nodes(allocation, variables)}
     names = [name for name in {**variables, **chosen} if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)]
     words = ["mpirun", "-np", str(allocation.ranks), "-H", allocation.host_slots]
     words += ["--bind-to", "none", "--map-by", "slot"]
     words += ["--allow-run-as-root"] if choice.as_root else []
     words += [word for name in sorted(names) for word in ("-x", name)]
-    return Launch((*words, *program), chosen, _present((*_GPU_PER_TASK, *_EXPORT), variables))
+    return Launch((*words, *program), chosen, _present((*_GPUS_OF_STEPS, *_EXPORT), variables))
 
 
 def _horovodrun(allocation: Allocation, choice: Choice, back_end: str) -> list[str]:
@@ -139,9 +147,9 @@ def _horovodrun_mpi(
 ) -> Launch:
     # Its own words for this have one dash, which Open MPI 5 does not take; both take two.
     binding = "--binding-args=--bind-to none --map-by slot"
-    # It hands every variable to every rank: the GPUs of this node would be shown on all of them.
-    gone = _present((*_GPU_PER_TASK, *_EXPORT, *(["CUDA_VISIBLE_DEVICES"] if allocation.slurm else [])), variables)
-    return Launch((*_horovodrun(allocation, choice, "mpi"), binding, *program), _threads(allocation, variables), gone)
+    chosen = {**_threads(allocation, variables), **_gpus_of_nodes(allocation, variables)}
+    gone = _present((*_GPUS_OF_STEPS, *_EXPORT), variables)
+    return Launch((*_horovodrun(allocation, choice, "mpi"), binding, *program), chosen, gone)
 
 
 def _horovodrun_gloo(
