@@ -73,6 +73,7 @@ setup(
     entry_points={
         "console_scripts": [
             "hvdbs-train=hvdbs.train:main",
+            "hvdbs-launch=hvdbs.launch.__main__:main",
             "hvdbs-plan=hvdbs.plan:main",
             "hvdbs-data=hvdbs.data.__main__:main",
             "hvdbs-report=hvdbs.report:main",

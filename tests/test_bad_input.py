@@ -21,6 +21,7 @@ from PIL import Image
 
 from hvdbs import plan, train
 from hvdbs.checkpoint import State, _fingerprint, load
+from hvdbs.launch import __main__ as launch
 
 GOOD = """\
 micro_batch: 8
@@ -663,6 +664,58 @@ def test_virtual_workers_that_ranks_cannot_share(refused: Refused) -> None:
 )
 def test_a_plan_of_what_would_be_refused(refused: Refused, arguments: str, line: str) -> None:
     assert line in refused(*arguments.split(), entry=plan.main)
+
+
+# --- the launcher
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ("--launcher mpirn --out x", "--launcher: mpirn is none that is known; did you mean mpirun?"),
+        ("--launcher srun --out x", "--launcher: srun needs a job of Slurm's; sbatch, salloc, or horovodrun-gloo"),
+        ("--np 0 --out x", "--np: 0 must be at least 1"),
+        ("--np two --out x", "argument --np: invalid int value: 'two'; --help lists all options"),
+        ("--ranks-per-node 0 --out x", "--ranks-per-node: 0 must be at least 1"),
+        ("--hosts n1:0 --out x", "--hosts: n1:0 has no number of ranks in n1:0; n1:2,n2:2"),
+        ("--hosts n1,n1 --out x", "--hosts: n1 stands there twice; once, as n1:2"),
+        ("--hosts n[1-2 --out x", "--hosts: n[1-2 is no list of hosts; a list such as n[1-3,7],gpu01"),
+        ("--hosts n1:2 --np 3 --out x", "--np: 3 does not lie in 1 to 2, the slots of n1:2"),
+        ("--hostfile nope --out x", "--hostfile: nope cannot be read (No such file or directory)"),
+        ("--hostfile good.yaml --out x", "--hostfile: good.yaml has no host in line 1: micro_batch: 8; n1, n1:2 or n1"),
+        ("--hosts n1 --hostfile good.yaml --out x", "--hosts and --hostfile: both are given; one of them says where"),
+        ("--np 2", "--out: none given, and a launched run needs one to be stopped in and resumed from"),
+        ("--config digit --out x", "--config: digit is neither a file nor a packaged recipe; did you mean digits?"),
+        ("--nic eth77 --out x", "--nic: eth77 is no interface with an address on "),
+        ("--nodes 2 --out x", "--nodes: 2 is for the script that --sbatch writes; sbatch has it too"),
+        ("--seed 1 -- python", "command line: --seed stands before --, after which a whole command is given"),
+        ("--configs digits --config digits", "--config: digits does not go with --configs, which names them all"),
+        ("--sbatch - --config digits", "--nodes: none given; how many nodes the job asks for"),
+        ("--sbatch - --nodes 2", "--config: none given; a file or a packaged recipe, or -- and a whole command"),
+        ("--sbatch - --config digits --nodes 0", "--nodes: 0 must be at least 1"),
+        ("--sbatch - --config digits --nodes 2 --hosts n1", "--sbatch: --hosts, --hostfile and --np do not go with it"),
+        (
+            "--sbatch - --config digits --nodes 2 --time 1:2:3:4",
+            "--time: 1:2:3:4 is no time that sbatch takes; 24:00:00",
+        ),
+        (
+            "--sbatch - --config digits --nodes 2 --time 5",
+            "--signal-seconds: 300 and the 60 s that Slurm may be early leave nothing of --time 5; less than 240",
+        ),
+        (
+            "--sbatch - --config digits --nodes 2 --gpus-per-node 2 --ranks-per-node 4",
+            "--ranks-per-node: 4 is more than the 2 GPUs of a node, one for each rank; 2",
+        ),
+        (
+            "--sbatch - --config digits --nodes 2 --partition a;b",
+            "--partition: a;b is no name that sbatch takes; letters",
+        ),
+    ],
+)
+def test_launches_that_cannot_be(refused: Refused, monkeypatch: pytest.MonkeyPatch, arguments: str, line: str) -> None:
+    Path("good.yaml").write_text(GOOD)
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert refused(*arguments.split(), config=None, entry=launch.main).startswith(line)
 
 
 # --- image folders

@@ -5,9 +5,9 @@
     parallel   tests/parallel on every rank of a launch  np 1, 2, 3, 4 with MPI, np 2 with Gloo
     jobs       tests/jobs in one process                 these start launches of their own
     gpu        all that is marked gpu, on as many ranks as there are GPUs; by --only gpu alone
+    slurm      tests/slurm in one process, which starts a Slurm of its own; by --only slurm alone
 
-`tests/slurm` is for a machine with Slurm and is not run here. A launch fails if any rank fails, dies, hangs
-or outlives it.
+A launch fails if any rank fails, dies, hangs or outlives it.
 """
 
 import argparse
@@ -25,7 +25,7 @@ TESTS = Path("tests")
 LAUNCHES = ((1, "mpi"), (2, "mpi"), (3, "mpi"), (4, "mpi"), (2, "gloo"))
 # A hang is a failure, not a wait. pytest's own limit for each test (pyproject.toml) comes first and says
 # where.
-LIMIT_SECONDS = {"unit": 900, "parallel": 900, "jobs": 2400, "gpu": 2400}
+LIMIT_SECONDS = {"unit": 900, "parallel": 900, "jobs": 2400, "gpu": 2400, "slurm": 3600}
 NO_TESTS = 5  # pytest's exit code
 
 
@@ -158,6 +158,8 @@ def run_all(args: argparse.Namespace) -> list[Result]:
     selected = bool(args.k)
     if args.only == "gpu":
         return run_on_gpus(selection)
+    if args.only == "slurm":
+        return [run_in_one_process("slurm", [str(TESTS / "slurm"), "-m", "slurm", *selection], selected)]
     results = []
     if args.only in (None, "unit") and not args.np:
         apart = [f"--ignore={TESTS / folder}" for folder in ("parallel", "slurm", "jobs")]
@@ -182,7 +184,7 @@ def run_all(args: argparse.Namespace) -> list[Result]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=["unit", "parallel", "jobs", "gpu"], help="this kind alone")
+    parser.add_argument("--only", choices=["unit", "parallel", "jobs", "gpu", "slurm"], help="this kind alone")
     parser.add_argument(
         "--np", type=int, choices=sorted({np for np, _ in LAUNCHES}), help="only launches with so many ranks"
     )

@@ -111,7 +111,7 @@ def _main(words: Sequence[str], variables: Mapping[str, str]) -> int:
     if options.print_command:
         print(launch)
         return 0
-    print(f"hvdbs.launch: {there.ranks} ranks on {len(there.hosts)} hosts: {launch}", flush=True)
+    print(f"hvdbs.launch: ranks {there.host_slots}: {launch}", flush=True)
     return job.supervise(launch, out, _again(options, program), variables)
 
 

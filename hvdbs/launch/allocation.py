@@ -257,6 +257,8 @@ def find(
 
     ``ranks`` leaves out the last ones. Raises HvdbsError.
     """
+    if ranks_per_node is not None and ranks_per_node < 1:
+        raise refusal("--ranks-per-node", ranks_per_node, "must be at least 1")
     if hosts is not None and host_file is not None:
         raise HvdbsError("--hosts and --hostfile: both are given; one of them says where ranks run")
     if hosts is not None or host_file is not None:
@@ -266,5 +268,5 @@ def find(
     elif variables.get("SLURM_JOB_ID"):
         found = from_slurm(variables, ranks_per_node)
     else:
-        return local(ranks or ranks_per_node or 1)
+        return local(ranks if ranks is not None else ranks_per_node or 1)
     return found if ranks is None else first_ranks(found, ranks)

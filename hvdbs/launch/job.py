@@ -25,16 +25,15 @@ def supervise(launch: Launch, out: Path | None, again: Sequence[str], variables:
     """
     came: list[int] = []
 
-    def asked(signals: list[int]) -> None:
+    def asked(signals: list[int]) -> bool:
         if len(signals) > len(came):
             came[:] = signals
             names = ", ".join(signal.Signals(number).name for number in signals)
             _say(f"{names}: the run is asked to stop" if out else f"{names}: ending")
-        if out is None or sum(number != signal.SIGUSR1 for number in signals) > 1:
-            processes.end_descendants()
-        elif out.is_dir():  # a run that is starting takes away an old stop file: ask until it ends
+        if out is not None and out.is_dir():  # a run that is starting takes away an old stop file: ask until it ends
             with contextlib.suppress(OSError):
                 (out / STOP_FILE).touch()
+        return out is None or sum(number != signal.SIGUSR1 for number in signals) > 1
 
     before = newest(out)
     try:

@@ -25,12 +25,12 @@ def end_with_parent() -> None:
     _LIBC.prctl(_SET_DEATH_SIGNAL, int(signal.SIGTERM), 0, 0, 0)
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], asked: Callable[[list[int]], None]) -> int:
+def run(command: Sequence[str], environment: Mapping[str, str], asked: Callable[[list[int]], bool]) -> int:
     """The exit code of ``command``, once it and every process that came of it have ended.
 
     It runs in a process group of its own, so that a signal to this one reaches it through ``asked`` alone, which is
-    called about five times a second with the numbers of those of ``Signals`` that have come so far, if any have.
-    OSError if it cannot be started.
+    called about five times a second with those of ``Signals`` that have come so far, if any have; once it answers True,
+    all is ended. OSError if it cannot be started.
     """
     _LIBC.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
     with _noted() as signals:
@@ -41,36 +41,41 @@ def run(command: Sequence[str], environment: Mapping[str, str], asked: Callable[
             while child.poll() is None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     child.wait(_POLL_SECONDS)
-                if signals and child.poll() is None:
-                    asked(signals)
+                if signals and child.poll() is None and asked(signals):
+                    break
         finally:
-            end_descendants()
+            end_descendants(child)
     return child.wait()
 
 
-def end_descendants() -> None:
-    """End every process that descends from this one, and take its exit status."""
-    for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, GRACE_SECONDS)):
-        deadline = time.monotonic() + seconds
+def end_descendants(child: subprocess.Popen[bytes]) -> None:
+    """End every process that descends from this one, and take its exit status; ``child`` keeps its own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = time.monotonic() + GRACE_SECONDS
         for pid in descendants():
             with contextlib.suppress(OSError):
                 os.kill(pid, number)
-        while _reap() and time.monotonic() < deadline:
+        while _reap(child) and time.monotonic() < deadline:
             time.sleep(0.02)
 
 
-def _reap() -> bool:
+def _reap(child: subprocess.Popen[bytes]) -> bool:
     """Take the status of those that have ended; whether any is left."""
-    try:
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
-    except ChildProcessError:
-        return False
-    return True
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        if ended is None:
+            return True
+        if ended.si_pid == child.pid:
+            child.wait()
+        else:
+            os.waitpid(ended.si_pid, 0)
 
 
 def descendants() -> list[int]:
-    """The processes below this one, children before theirs."""
+    """The processes below this one, each before those it has started."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
