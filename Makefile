@@ -14,7 +14,7 @@ SHELL_FILES := .ci/run $(wildcard tools/*.sh slurm/*.sbatch slurm/*.sh)
 SETUP := PYTHON="$(PYTHON)" tools/setup.sh --venv "$(VENV)" $(if $(CUDA),--cuda "$(CUDA)") $(if $(MPI),--mpi "$(MPI)") \
     $(if $(TORCH),--torch "$(TORCH)")
 
-.PHONY: help setup wheels demo test test-unit test-parallel test-slurm test-nccl test-gpu lint format type
+.PHONY: help setup wheels demo test test-unit test-parallel test-slurm test-slurm-limit test-nccl test-gpu lint format type
 .PHONY: bench bench-throughput bench-methods bench-theory bench-overhead bench-sharing bench-loader
 .PHONY: bench-convergence bench-convergence-full bench-branch clean
 
@@ -43,6 +43,9 @@ test-parallel: setup ## the tests inside ranks: np 1 to 4 with MPI, np 2 with Gl
 
 test-slurm: setup ## batch jobs on a real Slurm that the tests start and stop: root, packages of slurm, munge and sshd
 	@$(BIN)/python tools/run_tests.py --only slurm
+
+test-slurm-limit: setup ## the same for a time limit, which Slurm counts in minutes
+	@$(BIN)/python -m pytest tests/slurm -m "slurm and slow"
 
 test-nccl: setup ## build Horovod with NCCL where nvcc is (no GPU needed), and test that build on the CPU
 	@$(BIN)/python tools/build_horovod.py --venv "$(VENV)" --cuda torch

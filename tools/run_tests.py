@@ -159,7 +159,7 @@ def run_all(args: argparse.Namespace) -> list[Result]:
     if args.only == "gpu":
         return run_on_gpus(selection)
     if args.only == "slurm":
-        return [run_in_one_process("slurm", [str(TESTS / "slurm"), "-m", "slurm", *selection], selected)]
+        return [run_in_one_process("slurm", [str(TESTS / "slurm"), "-m", "slurm and not slow", *selection], selected)]
     results = []
     if args.only in (None, "unit") and not args.np:
         apart = [f"--ignore={TESTS / folder}" for folder in ("parallel", "slurm", "jobs")]

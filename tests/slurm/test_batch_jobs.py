@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import ranks
+from batch import Batch, Submit
 from cluster import Cluster, wait_until
-from conftest import Batch, Submit
 from launching import ROOT, Run, assert_same_bits, ended, whole_steps
 
 from hvdbs.launch.commands import LAUNCHERS
@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]  # each job has a sho
 SHORT = ["--config", "digits-vbs", "--schedule.stage_epochs", "[2,1,1]", "--threads", "1", "--model.width", "4"]
 SHORT += ["--micro_batch", "8", "--evaluation.every_epochs", "2", "--logging.tensorboard", "false"]
 SHORT += ["--logging.every_steps", "1", "--checkpoint.every_samples", "400"]
+LONG_EPOCHS = "[40,20,20]"  # a minute and more
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +80,32 @@ def test_a_job_that_slurm_requeues_goes_on_to_the_same_bits(
     batch.cluster.slurm("scontrol", "requeue", batch.job)
     assert_same_bits(batch.until_finished(), undisturbed)
     assert restarts(batch) == 1
+
+
+def test_a_job_whose_node_is_set_down_goes_on_to_the_same_bits(
+    submit: Submit, arguments: list[str], undisturbed: Run, tmp_path: Path
+) -> None:
+    batch = submit("train.sbatch", launch=[*arguments, "--out", str(tmp_path / "run")])
+    batch.until_update(20)
+    batch.cluster.slurm("scontrol", "update", "nodename=node2", "state=down", "reason=test")
+    try:
+        batch.until(lambda: restarts(batch) == 1, "it is back in the queue")
+    finally:
+        batch.cluster.slurm("scontrol", "update", "nodename=node2", "state=resume")
+    assert_same_bits(batch.until_finished(), undisturbed)
+
+
+@pytest.mark.slow  # Slurm counts time limits in minutes
+def test_a_job_that_is_longer_than_its_time_limit_goes_on_to_the_same_bits(
+    submit: Submit, arguments: list[str], tmp_path: Path
+) -> None:
+    longer = [*arguments, "--schedule.stage_epochs", LONG_EPOCHS, "--checkpoint.every_samples", "0"]
+    limit = ["--time=2", "--signal=B:USR1@55"]  # after 5 to 65 seconds
+    batch = submit("train.sbatch", *limit, launch=[*longer, "--out", str(tmp_path / "run")])
+    whole = submit("train.sbatch", launch=[*longer, "--out", str(tmp_path / "whole")], out=tmp_path / "whole")
+    assert_same_bits(batch.until_finished(600), whole.until_finished(600))
+    assert restarts(batch) >= 1
+    assert restarts(whole) == 0
 
 
 def test_where_requeueing_is_off_a_dependent_job_goes_on_to_the_same_bits(
