@@ -154,6 +154,10 @@ REFUSED = [
         f"{TWO} JOB_CPUS_PER_NODE=2(3)",
         "SLURM_JOB_CPUS_PER_NODE: 2(3) is no number for each host; counts such as 2(x3),1",
     ),
+    (
+        f"{TWO} NTASKS=4 TASKS_PER_NODE=3(x2)",
+        "SLURM_NTASKS: 4 is not what SLURM_TASKS_PER_NODE 3(x2) comes to, 6; unset it, or --ranks-per-node 2",
+    ),
     (f"{TWO} JOB_CPUS_PER_NODE=2", "SLURM_JOB_CPUS_PER_NODE: 2 is for 1 hosts, and the job has 2"),
     (f"{TWO} GPUS_PER_NODE=a100", "SLURM_GPUS_PER_NODE: a100 is no number of GPUs; 4, or a100:4"),
     (

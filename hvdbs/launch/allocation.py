@@ -138,10 +138,15 @@ def _slots(
     """Ranks on each host, and what decided it."""
     if ranks_per_node is not None:
         return [ranks_per_node] * len(names), "--ranks-per-node"
-    if variables.get("SLURM_NTASKS"):
-        tasks = _for_each(names, variables, "SLURM_TASKS_PER_NODE")
-        if tasks is not None and sum(tasks) == _number(variables, "SLURM_NTASKS"):
-            return tasks, "SLURM_TASKS_PER_NODE"
+    asked = _number(variables, "SLURM_NTASKS")
+    tasks = None if asked is None else _for_each(names, variables, "SLURM_TASKS_PER_NODE")
+    if tasks is not None:
+        if sum(tasks) != asked:
+            rule = f"is not what SLURM_TASKS_PER_NODE {variables['SLURM_TASKS_PER_NODE']} comes to, {sum(tasks)}"
+            raise refusal(
+                "SLURM_NTASKS", asked, rule, f"unset it, or --ranks-per-node {max(1, (asked or 0) // len(names))}"
+            )
+        return tasks, "SLURM_TASKS_PER_NODE"
     per_node = _number(variables, "SLURM_NTASKS_PER_NODE")
     if per_node:
         return [per_node] * len(names), "SLURM_NTASKS_PER_NODE"
