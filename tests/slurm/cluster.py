@@ -27,7 +27,8 @@ NEEDED = {
     "sbatch": "slurm-client",
     "sshd": "openssh-server",
 }
-PMIX = "libpmix-dev"  # Slurm's plugin opens libpmix.so by that name
+PMIX = "libpmix-dev"  # Slurm's plugin opens libpmix.so by that name, without a version
+PMIX_PLACES = ("lib*/*/pmix*/lib/libpmix.so", "lib*/*/libpmix.so", "lib*/libpmix.so")
 NETWORK, PREFIX, BRIDGE = "10.89.0", "hvdbs", "hvdbsbr0"
 CONTROLLER, NODE, SSH = 16917, 17100, 22
 SBIN = "/usr/sbin:/sbin"
@@ -38,8 +39,10 @@ SSH_CLIENT = Path("/etc/ssh/ssh_config.d") / f"{PREFIX}-cluster.conf"
 def missing() -> str:
     """Why there can be no cluster here, in a line; empty where there can."""
     absent = [package for program, package in NEEDED.items() if shutil.which(program, path=_path()) is None]
+    if not any(found for place in PMIX_PLACES for found in Path("/usr").glob(place)):
+        absent.append(PMIX)
     if absent:
-        return f"not installed: {' '.join(absent)} {PMIX} (apt-get install --no-install-recommends)"
+        return f"not installed: {' '.join(absent)} (apt-get install --no-install-recommends)"
     if os.geteuid() != 0:
         return "not root: a cluster of network namespaces needs it"
     probe = f"{PREFIX}-probe"
