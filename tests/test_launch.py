@@ -456,7 +456,8 @@ def test_the_scripts_are_short_and_hand_everything_to_the_launcher(name: str) ->
     lines = path.read_text().splitlines()
     assert len(lines) <= 30
     assert subprocess.run(["bash", "-n", str(path)], check=False).returncode == 0
-    assert any(line.startswith('exec python -m hvdbs.launch "$@"') for line in lines)
+    assert sum(line.startswith("exec python -m hvdbs.launch ") for line in lines) == 1
+    assert lines[-1].endswith('"$@"')
 
 
 def test_the_launcher_needs_no_torch() -> None:

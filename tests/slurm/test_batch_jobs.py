@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import signal
@@ -176,6 +177,16 @@ def test_an_array_trains_each_config_and_seed_of_a_sweep(submit: Submit, argumen
     assert {ended(tmp_path / "sweep" / name) for name in names} == {("finished", 0)}, batch.text()
     digests = {Run(tmp_path / "sweep" / name).summary["parameter_digest"] for name in names}
     assert len(digests) == len(names)
+
+
+def test_the_benchmark_measures_two_nodes(submit: Submit, tmp_path: Path) -> None:
+    table = tmp_path / "throughput.csv"
+    small = ["--models", "resnet8", "--accumulation", "1", "--rounds", "2", "--seconds", "0.1", "--micro-batch", "4"]
+    batch = submit("benchmark.sbatch", launch=[*small, "--out", str(table)])
+    assert batch.until_state("COMPLETED", "FAILED") == "COMPLETED", batch.text()
+    rows = list(csv.DictReader(line for line in table.read_text().splitlines() if not line.startswith("#")))
+    assert "2" in {row["world_size"] for row in rows}
+    batch.assert_nothing_left()
 
 
 SEATS = """
