@@ -133,9 +133,13 @@ def test_a_killed_launch_takes_the_launcher_of_its_ranks_with_it(
     ("outcome", "launcher", "code"), [("finished", 1, 0), ("stopped", 0, 75), ("failed", 0, 1), ("", 7, 7)]
 )
 def test_a_run_s_own_word_counts_more_than_its_launcher_s_exit_code(
-    launched: Callable[..., Launched], tmp_path: Path, outcome: str, launcher: int, code: int
+    launched: Callable[..., Launched], outcome: str, launcher: int, code: int
 ) -> None:
-    if outcome:
-        (tmp_path / "run").mkdir()
-        (tmp_path / "run" / "exit.json").write_text(json.dumps({"outcome": outcome}))
-    assert launched(f"exit {launcher}", "--config", "digits", "--out", "run").end()[0] == code
+    word = f"mkdir run; echo '{json.dumps({'outcome': outcome})}' > run/exit.json; " if outcome else ""
+    assert launched(f"{word}exit {launcher}", "--config", "digits", "--out", "run").end()[0] == code
+
+
+def test_the_word_of_an_earlier_job_does_not_count(launched: Callable[..., Launched], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "exit.json").write_text(json.dumps({"outcome": "stopped"}))
+    assert launched("exit 2", "--config", "digits", "--out", "run").end()[0] == 2

@@ -35,7 +35,7 @@ def supervise(launch: Launch, out: Path | None, again: Sequence[str], variables:
                 (out / STOP_FILE).touch()
         return out is None or sum(number != signal.SIGUSR1 for number in signals) > 1
 
-    before = newest(out)
+    before, said_before = newest(out), _written(out)
     try:
         code = processes.run(launch.command, launch.environment(variables), asked)
     except OSError as error:
@@ -43,7 +43,7 @@ def supervise(launch: Launch, out: Path | None, again: Sequence[str], variables:
         raise refusal(
             "launcher", launch.command[0], rule, "another --launcher, or module load what brings it"
         ) from None
-    ended = outcome(out)
+    ended = None if _written(out) == said_before else outcome(out)  # else it is an earlier job's
     if came and out is not None and ended is not None:
         (out / STOP_FILE).unlink(missing_ok=True)
     if wants_requeue(variables, came, ended, before, newest(out)):
@@ -57,6 +57,15 @@ def newest(out: Path | None) -> str | None:
         return None if out is None else (out / "checkpoints" / "latest").read_text().strip()
     except OSError:
         return None
+
+
+def _written(out: Path | None) -> tuple[int, int] | None:
+    """What tells one exit.json from another."""
+    try:
+        status = None if out is None else (out / "exit.json").stat()
+    except OSError:
+        return None
+    return None if status is None else (status.st_ino, status.st_mtime_ns)
 
 
 def outcome(out: Path | None) -> str | None:

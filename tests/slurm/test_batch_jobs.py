@@ -16,6 +16,7 @@ from batch import Batch, Submit
 from cluster import Cluster, wait_until
 from launching import ROOT, Run, assert_same_bits, ended, whole_steps
 
+from hvdbs.launch import __main__ as entry
 from hvdbs.launch.commands import LAUNCHERS
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]  # each job has a shorter limit of its own
@@ -55,6 +56,15 @@ def test_a_vbs_run_ends_in_the_same_bits_under_each_launcher_on_two_nodes(
     assert_same_bits(run, undisturbed)
     hosts = json.loads((batch.out / "environment.json").read_text())["hosts"]
     assert hosts == ["node1", "node2"]
+
+
+def test_a_batch_script_that_the_launcher_writes_is_ready(
+    submit: Submit, arguments: list[str], undisturbed: Run, tmp_path: Path
+) -> None:
+    script = tmp_path / "written.sbatch"
+    asked = ["--sbatch", str(script), "--nodes", "2", "--cpus-per-rank", "1", "--time", "30", "--partition", "main"]
+    assert entry.main([*asked, *arguments, "--out", str(tmp_path / "run")]) == 0
+    assert_same_bits(submit(script, launch=[]).until_finished(), undisturbed)
 
 
 @pytest.mark.parametrize("launcher", ["srun", "srun-gloo", "mpirun"])
