@@ -6,6 +6,7 @@ import pytest
 
 from hvdbs.comm.cores import choose, cores_before_start, own_cores, share
 from hvdbs.comm.local import Solo, ThreadWorld
+from hvdbs.launch.commands import CORES
 
 
 def test_ranks_that_may_use_the_same_cores_have_an_equal_part_of_them() -> None:
@@ -24,6 +25,13 @@ def test_ranks_of_one_node_divide_its_cores() -> None:
     assert ThreadWorld(4).run(own_cores) == [pytest.approx(alone / 4)] * 4
 
 
+def test_a_rank_has_no_more_cores_than_it_was_launched_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = own_cores(Solo())
+    for given, cores in (("1", 1), ("1000", alone)):
+        monkeypatch.setenv(CORES, given)
+        assert own_cores(Solo()) == cores
+
+
 @pytest.mark.parametrize(
     ("variables", "allowed", "cores"),
     [
@@ -32,6 +40,7 @@ def test_ranks_of_one_node_divide_its_cores() -> None:
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "16"}, 16, 1),
         ({"SLURM_NTASKS_PER_NODE": "8"}, 16, 2),
         ({"SLURM_CPUS_PER_TASK": "8", "OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, 8, 8),  # bound to cores of its own
+        ({CORES: "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, 16, 3),
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "many"}, 16, 16),
     ],
 )
