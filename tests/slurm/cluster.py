@@ -84,10 +84,18 @@ class Cluster:
         self.environment = os.environ | {"SLURM_CONF": str(self.conf), "PATH": _path()}
 
     def __enter__(self) -> Cluster:
-        self._lock = (Path("/run") / f"{PREFIX}-cluster.lock").open("w")
+        self._lock = (Path("/run") / f"{PREFIX}-cluster.lock").open("a+")
         fcntl.flock(self._lock, fcntl.LOCK_EX)  # there is one network of this name
         try:
-            self._take_network_away()  # left by tests that were killed
+            self._lock.seek(0)
+            left = self._lock.read()
+            if left:  # by tests that were killed
+                _end_daemons(Path(left))
+                shutil.rmtree(left, ignore_errors=True)
+            self._take_network_away()
+            self._lock.truncate(0)
+            self._lock.write(str(self.folder))
+            self._lock.flush()
             self._start()
         except BaseException:
             self.__exit__()
@@ -96,6 +104,7 @@ class Cluster:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+        self._lock.truncate(0)
         self._lock.close()
 
     def slurm(self, *command: str | Path, check: bool = True, more: Mapping[str, str] | None = None) -> str:
@@ -227,14 +236,7 @@ GresTypes=gpu
         with contextlib.suppress(Exception):
             self.slurm("scancel", "--user=root", check=False)
             wait_until(lambda: not self.slurm("squeue", "-h", check=False).strip(), "the queue is empty", 15)
-        pids = [*self.folder.glob("slurmd.*.pid"), *self.folder.glob("s*.pid"), *self.folder.glob("munge.pid")]
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            there = [pid for pid in dict.fromkeys(map(_pid, pids)) if pid is not None]
-            for pid in there:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
-            with contextlib.suppress(AssertionError):
-                wait_until(lambda there=there: not any(_alive(pid) for pid in there), "daemons have ended", 5)
+        _end_daemons(self.folder)
         self._take_network_away()
         SSH_CLIENT.unlink(missing_ok=True)
 
@@ -248,6 +250,25 @@ GresTypes=gpu
             _run("ip", "link", "del", f"{PREFIX}-v{at}", check=False)
             shutil.rmtree(Path("/etc/netns") / space, ignore_errors=True)
         _run("ip", "link", "del", BRIDGE, check=False)
+
+
+def _end_daemons(folder: Path) -> None:
+    """Those whose files of process ids lie in ``folder``."""
+    there = [pid for pid in map(_pid, folder.glob("*.pid")) if pid is not None and str(folder) in _environment(pid)]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for pid in there:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: not any(_alive(pid) for pid in there), "daemons have ended", 5)
+
+
+def _environment(pid: int) -> str:
+    """Environment and command line of a process: an id may be another's by now."""
+    try:
+        return "".join(Path(f"/proc/{pid}/{name}").read_text(errors="replace") for name in ("environ", "cmdline"))
+    except OSError:
+        return ""
 
 
 def _pid(path: Path) -> int | None:

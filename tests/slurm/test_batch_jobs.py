@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(900)]  # each job has a sho
 SHORT = ["--config", "digits-vbs", "--schedule.stage_epochs", "[2,1,1]", "--threads", "1", "--model.width", "4"]
 SHORT += ["--micro_batch", "8", "--evaluation.every_epochs", "2", "--logging.tensorboard", "false"]
 SHORT += ["--logging.every_steps", "1", "--checkpoint.every_samples", "400"]
-LONG_EPOCHS = "[40,20,20]"  # a minute and more
+LONG_EPOCHS = "[30,15,15]"  # a minute and more
 
 
 @pytest.fixture(scope="session")
