@@ -16,7 +16,7 @@ SETUP := PYTHON="$(PYTHON)" tools/setup.sh --venv "$(VENV)" $(if $(CUDA),--cuda 
 
 .PHONY: help setup wheels demo test test-unit test-parallel test-slurm test-slurm-limit test-nccl test-gpu lint format type
 .PHONY: bench bench-throughput bench-methods bench-theory bench-overhead bench-sharing bench-loader
-.PHONY: bench-convergence bench-convergence-full bench-branch clean
+.PHONY: bench-convergence bench-convergence-full bench-branch bench-tuning clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r target what; do \
@@ -93,6 +93,9 @@ bench-loader: setup ## images/s of our sources, DALI's own reader and torch's Da
 
 bench-convergence: setup ## the methods head to head on Fashion-MNIST, 5 seeds; hours, goes on where it was stopped
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks.convergence --out $(RESULTS)/convergence.csv
+
+bench-tuning: setup ## the lr of that comparison, swept on two other seeds; an hour
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks.tuning --threads 1 --out $(RESULTS)/tuning.csv
 
 bench-convergence-full: setup ## the same on all 60,000 images, 10 epochs in each stage: a night and more
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks.convergence --samples 60000 --epochs 10 \

@@ -47,7 +47,7 @@ def table(rows: pd.DataFrame) -> pd.DataFrame:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = [name for name, method in methods(1, 1).items() if not method.branches]
-    parser.add_argument("--methods", nargs="+", default=["reference", "classical", "large"], choices=known)
+    parser.add_argument("--methods", nargs="+", default=["large", "reference"], choices=known)
     parser.add_argument("--factors", type=float, nargs="+", default=[0.25, 0.5, 1.0, 2.0])
     add_study_options(parser)
     parser.set_defaults(seeds=list(SEEDS))
