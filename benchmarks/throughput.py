@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -161,13 +162,15 @@ def contenders(config: Config, comm: Communicator, batches: Sequence[Batch], alo
 
 
 def join_gloo(comm: Communicator) -> None:
-    """Collective. The process group of DDP, over a port that rank 0 finds free."""
+    """Collective. The process group of DDP, over a port that rank 0 finds free on its host."""
+    hosts = comm.gather_bytes(socket.gethostname().encode())
+    host = "127.0.0.1" if len(set(hosts)) == 1 else socket.gethostbyname(hosts[0].decode())
     store = None
     if comm.rank == 0:
-        store = torch.distributed.TCPStore("127.0.0.1", 0, comm.world_size, is_master=True, wait_for_workers=False)
+        store = torch.distributed.TCPStore(host, 0, comm.world_size, is_master=True, wait_for_workers=False)
     port = int(comm.broadcast_bytes(str(store.port if store else 0).encode()))
     if store is None:
-        store = torch.distributed.TCPStore("127.0.0.1", port, comm.world_size, is_master=False)
+        store = torch.distributed.TCPStore(host, port, comm.world_size, is_master=False)
     torch.distributed.init_process_group("gloo", store=store, rank=comm.rank, world_size=comm.world_size)
 
 
