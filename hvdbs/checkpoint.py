@@ -111,8 +111,9 @@ class Saver:
         try:
             write()
         except (OSError, RuntimeError) as problem:
-            cause = problem.__context__ or problem  # torch.save hides a full disk behind an error of its own
-            return f"checkpoint {target}: cannot be written ({cause}); last whole one: {self.latest or 'none'}"
+            return (
+                f"checkpoint {target}: cannot be written ({_cause(problem)}); last whole one: {self.latest or 'none'}"
+            )
         return None
 
     def _save_own(self, target: Path, replica: Replica) -> dict[str, Any]:
@@ -147,6 +148,14 @@ class Saver:
         if better and self._config.checkpoint.keep_best:
             write_atomically(self._folder / "best", f"{target.name}\n".encode())
         _drop_old(self._folder, self._config.checkpoint.keep_last)
+
+
+def _cause(problem: BaseException) -> BaseException:
+    """The system's own error: torch.save hides a full disk behind one of its own, before or behind which it may be."""
+    chain: BaseException | None = problem
+    while chain is not None and not isinstance(chain, OSError):
+        chain = chain.__context__
+    return chain or problem
 
 
 def _begin(target: Path) -> None:

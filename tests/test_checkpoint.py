@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -149,6 +150,20 @@ def test_a_disk_that_refuses_leaves_the_last_one_whole(replica: Replica, tmp_pat
     (tmp_path / "checkpoints" / "step-2").write_text("a file where the folder should be")
     with pytest.raises(AgreedError, match="cannot be written"):
         save(replica, tmp_path, 2)
+    assert find(tmp_path, "auto", lambda text: None) == first
+
+
+@pytest.mark.parametrize("room", [50, 29360, 39130])
+def test_a_disk_that_is_full_is_called_so(replica: Replica, tmp_path: Path, room: int) -> None:
+    first = save(replica, tmp_path, 1)
+    size = (first / "model.pt").stat().st_size
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size - room, before[1]))  # a file that cannot grow, as on a full disk
+    try:
+        with pytest.raises(AgreedError, match=r"cannot be written \(\[Errno 27\] File too large\)"):
+            save(replica, tmp_path, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert find(tmp_path, "auto", lambda text: None) == first
 
 
