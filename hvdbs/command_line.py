@@ -135,6 +135,8 @@ def _read_file(command: ArgumentParser, arguments: list[str]) -> Namespace | Non
         raise HvdbsError(f"--config: {path} cannot be read as YAML: it is nested too deeply") from None
     except UnicodeDecodeError as error:
         raise HvdbsError(f"--config: {path} is no text in UTF-8: {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise HvdbsError(f"--config: {path} cannot be read: {error.strerror}") from None
     except Exception as error:  # PyYAML raises what int(), float() and its own slips raise for values with a tag
         raise HvdbsError(f"--config: {path} cannot be read as YAML: {error}") from None
     if not isinstance(data, dict):

@@ -749,6 +749,14 @@ def images(work: Path) -> Path:
     return work / "data"
 
 
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_config_that_may_not_be_read(refused: Refused, work: Path) -> None:
+    (work / "secret.yaml").write_text(GOOD)
+    (work / "secret.yaml").chmod(0)
+    said = refused("--config", "secret.yaml", config=None)
+    assert said == "--config: secret.yaml cannot be read: Permission denied"
+
+
 @pytest.mark.parametrize("out", ["data/train/runs", "data/val/cat/run", "data/train", "data/../data/val"])
 def test_a_run_directory_among_the_images(refused: Refused, images: Path, out: str) -> None:
     split = "data/val" if "val" in out else "data/train"
