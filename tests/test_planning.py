@@ -86,4 +86,4 @@ def test_after_a_run_its_noise_scale_stands_beside_the_batch(
     assert [row[:2] for row in table[:2]] == [["0", "32"], ["1", "64"]]
     assert float(table[1][2].replace(",", "")) > 0
     assert plan.main(["--after", str(tmp_path)]) == 2
-    assert "config.yaml is not a file" in capsys.readouterr().err
+    assert "is no run directory: it has no config.yaml" in capsys.readouterr().err
