@@ -219,11 +219,16 @@ def _cut_off(out: Path, found: Path | None) -> bool:
     """Whether the run in ``out``, resumed from ``found``, was ended before it could say that it has finished."""
     if found is None or not _is_of(out, found):
         return False
+    return not _finished(out)
+
+
+def _finished(out: Path) -> bool:
+    """Whether the run in ``out`` has said so."""
     try:
         outcome: object = json.loads((out / "exit.json").read_text())["outcome"]
     except (OSError, ValueError, KeyError, TypeError):
-        return True
-    return outcome != "finished"
+        return False
+    return outcome == "finished"
 
 
 def settle(config: Config, cores: float, device: torch.device) -> None:
@@ -282,6 +287,8 @@ def restore(
     with agreed(comm):
         if comm.rank == 0:
             found = checkpoint.find(out, source, say, "--branch-from" if branch_from else "--resume")
+            if found is None and _finished(out):
+                raise refusal("--resume", source, f"{out} has finished and its checkpoints are gone", "another --out")
             data = b"" if found is None else (found / "model.pt").read_bytes()
     data = comm.broadcast_bytes(data)
     found = Path(comm.broadcast_bytes(str(found).encode()).decode()) if data else None

@@ -336,5 +336,6 @@ def same_training(state: State, training: dict[str, Any], checkpoint: Path) -> N
         listed = ", ".join(f"{n}: {state.training.get(n)} there, {training.get(n)} here" for n in differ[:5])
         more = f" and {len(differ) - 5} more" if len(differ) > 5 else ""
         raise HvdbsError(
-            f"--resume: {checkpoint} is of another training ({listed}{more}); start anew with another --out"
+            f"--resume: {checkpoint} is of another training ({listed}{more}); start anew with another --out, or go on "
+            "from its weights with --branch-from"
         )

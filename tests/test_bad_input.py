@@ -782,6 +782,9 @@ def test_an_image_folder_without_the_right_layout(refused: Refused, images: Path
     picture(images / "val" / "cats" / "0.png")
     assert refused(config=IMAGES) == "data: data/val/cats is a class that train does not have; did you mean cat?"
     shutil.rmtree(images / "val")
+    (images / "val").symlink_to("train")
+    assert refused(config=IMAGES).startswith("data: data/val is the same folder as train; ")
+    (images / "val").unlink()
     assert refused(config=IMAGES).startswith(
         "data.root: data has no val folder; it has train; expected train/<class>/*"
     )
@@ -985,7 +988,15 @@ def test_a_checkpoint_of_something_else(refused: Refused, run: Path) -> None:
 def test_a_checkpoint_of_another_training(refused: Refused, run: Path, change: str, line: str) -> None:
     said = refused("--out", "run", "--resume", "auto", *change.split())
     assert said.startswith(f"--resume: run/checkpoints/step-8 is of another training ({line}")
-    assert said.endswith("start anew with another --out")
+    assert said.endswith("start anew with another --out, or go on from its weights with --branch-from")
+
+
+def test_a_finished_run_without_its_checkpoints_is_not_trained_again(refused: Refused, run: Path) -> None:
+    """Its tables would be cut to nothing. One that was stopped before its first checkpoint does begin anew."""
+    shutil.rmtree(run / "checkpoints")
+    said = refused("--out", "run", "--resume", "auto")
+    assert said == "--resume: auto run has finished and its checkpoints are gone; another --out"
+    assert len((run / "steps.csv").read_text().splitlines()) > 1
 
 
 def test_a_checkpoint_of_other_images(refused: Refused, images: Path, capsys: pytest.CaptureFixture[str]) -> None:

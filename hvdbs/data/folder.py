@@ -104,7 +104,9 @@ def list_split(root: str, split: str, classes: list[bytes]) -> Listing:
 
 
 def check_classes(root: str, train: list[bytes], val: list[bytes]) -> None:
-    """Raises HvdbsError if val has a class that train lacks. A class without validation images is fine."""
+    """Raises HvdbsError if val has a class that train lacks, or is train. A class without validation images is fine."""
+    if os.path.samefile(os.path.join(root, "val"), os.path.join(root, "train")):
+        raise refusal("data", shown(os.path.join(os.fsencode(root), b"val")), "is the same folder as train", _LAYOUT)
     unknown = sorted(set(val) - set(train))
     if unknown:
         place = os.path.join(os.fsencode(root), b"val", unknown[0])
