@@ -288,7 +288,7 @@ def restore(
         if comm.rank == 0:
             found = checkpoint.find(out, source, say, "--branch-from" if branch_from else "--resume")
             if found is None and _finished(out):
-                raise refusal("--resume", source, f"{out} has finished and its checkpoints are gone", "another --out")
+                raise refusal("--out", out, "has finished and its checkpoints are gone", "name another")
             data = b"" if found is None else (found / "model.pt").read_bytes()
     data = comm.broadcast_bytes(data)
     found = Path(comm.broadcast_bytes(str(found).encode()).decode()) if data else None

@@ -17,6 +17,7 @@ from hvdbs.costs import Linear
 from hvdbs.engine import clamp_warning
 from hvdbs.evaluation import Scores
 from hvdbs.factors import choices
+from hvdbs.gradients import norms
 from hvdbs.metrics import RunDirectory
 from hvdbs.model import group_of
 from hvdbs.noise import NoiseScale
@@ -328,20 +329,22 @@ class Account:
     def _layer_rows(self, lr: float, progress: Progress, replica: Replica) -> list[LayerRow]:
         """One row per parameter tensor, with the last window's mean gradient."""
         rows = []
-        for name, parameter in replica.model.named_parameters():
-            if parameter.grad is not None:
-                group, norm = group_of(name, parameter, self._invariant), parameter.detach().norm().item()
-                moved = effective_lr(lr, self._config.optimizer.momentum)
-                rows.append(
-                    LayerRow(
-                        progress.step,
-                        progress.samples_seen,
-                        self._epoch(progress),
-                        name,
-                        group,
-                        norm,
-                        parameter.grad.norm().item(),
-                        moved / norm**2 if group != "none" and norm > 0 else None,
-                    )
+        moved = effective_lr(lr, self._config.optimizer.momentum)
+        trained = [(name, p, p.grad) for name, p in replica.model.named_parameters() if p.grad is not None]
+        weights = norms(parameter.detach() for _, parameter, _ in trained).tolist()
+        gradients = norms(gradient for _, _, gradient in trained).tolist()
+        for (name, parameter, _), weight, gradient in zip(trained, weights, gradients, strict=True):
+            group = group_of(name, parameter, self._invariant)
+            rows.append(
+                LayerRow(
+                    progress.step,
+                    progress.samples_seen,
+                    self._epoch(progress),
+                    name,
+                    group,
+                    weight,
+                    gradient,
+                    moved / weight**2 if group != "none" and weight > 0 else None,
                 )
+            )
         return rows

@@ -19,7 +19,7 @@ from hvdbs.data import Batch
 from hvdbs.data.streams import generator_seed
 from hvdbs.extrapolation import Extrapolation
 from hvdbs.factors import attach, choices
-from hvdbs.gradients import GradientReducer, clip, gradient_norm
+from hvdbs.gradients import GradientReducer, clip, gradient_norm, norms
 from hvdbs.loss import summed_loss
 from hvdbs.noise import LayerNorms, Pair
 from hvdbs.optim import apply, build_optimizer, draw_near, reset, resets_at_stage, trained
@@ -237,7 +237,7 @@ class Replica:
             return dict(zip(self._names, squares, strict=bool(squares)))
 
         def squared(tensors: Sequence[torch.Tensor]) -> dict[str, float]:
-            return named(torch.stack(torch._foreach_norm(list(tensors))).double().square().tolist())
+            return named(norms(tensors).square().tolist())
 
         return LayerNorms(squared(parameters), named(alone), small, squared(gradients), whole)
 

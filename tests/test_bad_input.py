@@ -995,7 +995,7 @@ def test_a_finished_run_without_its_checkpoints_is_not_trained_again(refused: Re
     """Its tables would be cut to nothing. One that was stopped before its first checkpoint does begin anew."""
     shutil.rmtree(run / "checkpoints")
     said = refused("--out", "run", "--resume", "auto")
-    assert said == "--resume: auto run has finished and its checkpoints are gone; another --out"
+    assert said == "--out: run has finished and its checkpoints are gone; name another"
     assert len((run / "steps.csv").read_text().splitlines()) > 1
 
 

@@ -397,7 +397,8 @@ def test_the_exit_code_is_what_the_run_says_of_itself() -> None:
 
 def test_a_dependent_job_asks_for_what_this_one_had_and_keeps_the_lines_of_its_script() -> None:
     job = slurm(f"{RANKS_2_2} JOB_NAME=train JOB_PARTITION=gpu CPUS_PER_TASK=2 GPUS_PER_NODE=a100:2")
-    options = resubmission(job, "1-00:00:00")
+    shown = "JobId=7 JobName=train\n   StdErr=/a b/7.err\n   StdIn=/dev/null\n   StdOut=/a b/5%/7.out\n   Power=\n"
+    options = resubmission(job, "1-00:00:00", shown)
     assert options[:3] == ["--parsable", "--dependency=afterany:7", "--export=ALL"]
     for wanted in (
         "--nodes=2",
@@ -405,9 +406,12 @@ def test_a_dependent_job_asks_for_what_this_one_had_and_keeps_the_lines_of_its_s
         "--partition=gpu",
         "--gpus-per-node=a100:2",
         "--time=1-00:00:00",
+        "--output=/a b/5%%/7.out",
+        "--error=/a b/7.err",
+        "--open-mode=append",
     ):
         assert wanted in options
-    assert not any(option.startswith("--time") for option in resubmission(job, "UNLIMITED"))
+    assert not any(option.startswith("--time") for option in resubmission(job, "UNLIMITED", ""))
     script = "#!/bin/bash\n#SBATCH --signal=B:USR1@300\n#SBATCH --array=0-5\n##SBATCH --qos=x\nexec python\n"
     assert (
         dependent_script(script, ["py", "--out", "a b"])

@@ -40,7 +40,8 @@ def back_into_the_queue(variables: Mapping[str, str], command: Sequence[str]) ->
         return f"job {job} is back in the queue"
     _, script = _slurm("scontrol", "write", "batch_script", job, "-")
     _, limit = _slurm("squeue", "--noheader", f"--jobs={job}", "--format=%l")
-    options = resubmission(variables, limit.strip())
+    _, shown = _slurm("scontrol", "show", "job", job)
+    options = resubmission(variables, limit.strip(), shown)
     done, answer = _slurm("sbatch", *options, text=dependent_script(script, command))
     if not done:
         raise HvdbsError(
@@ -50,12 +51,19 @@ def back_into_the_queue(variables: Mapping[str, str], command: Sequence[str]) ->
     return f"requeueing is off here ({said.strip()}): job {answer.partition(';')[0].strip()} goes on after this one"
 
 
-def resubmission(variables: Mapping[str, str], time_limit: str) -> list[str]:
-    """Options of sbatch for a job like this one, to start when this one has ended. ``time_limit`` as squeue says it."""
+def resubmission(variables: Mapping[str, str], time_limit: str, shown: str) -> list[str]:
+    """Options of sbatch for a job like this one, to start when this one has ended, which writes on to its files.
+
+    ``time_limit`` as squeue says it, ``shown`` what scontrol shows of the job.
+    """
     options = ["--parsable", f"--dependency=afterany:{variables['SLURM_JOB_ID']}", "--export=ALL"]
     options += [f"{option}={variables[name]}" for name, option in _OPTIONS.items() if variables.get(name)]
-    timed = re.fullmatch(r"[\d:-]+", time_limit)
-    return [*options, *([f"--time={time_limit}"] if timed else [])]
+    if re.fullmatch(r"[\d:-]+", time_limit):
+        options.append(f"--time={time_limit}")
+    for field, option in (("StdOut", "--output"), ("StdErr", "--error")):
+        if file := re.search(rf"^\s*{field}=(.+)$", shown, re.MULTILINE):
+            options.append(f"{option}={file.group(1).replace('%', '%%')}")
+    return [*options, "--open-mode=append"]
 
 
 def dependent_script(script: str, command: Sequence[str]) -> str:

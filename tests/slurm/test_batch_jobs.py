@@ -130,6 +130,7 @@ def test_where_requeueing_is_off_a_dependent_job_goes_on_to_the_same_bits(
     record = batch.cluster.record(following)
     assert (record["NumNodes"].split("-")[0], record["TimeLimit"]) == ("2", "00:09:00")
     wait_until(lambda: batch.cluster.state(following) == "COMPLETED", "it has completed", 240, batch.text)
+    assert batch.log.read_text().count("hvdbs.launch: ranks ") == 2  # both write to the file that was asked for
     assert batch.cluster.state(batch.job) == "FAILED"  # not finished: whatever waits for its success waits on
     assert_same_bits(Run(batch.out), undisturbed)
 
