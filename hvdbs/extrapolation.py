@@ -5,9 +5,10 @@ direction ``local_past`` is their EXTRAP-SGD, the others belong to the framework
 noise are those of SmoothOut (Wen et al., arXiv 1805.07898). What a direction is and where it ends is said by
 ``hvdbs.reach``.
 
-x is restored bit for bit from a copy before the update: x - a + a is not x. What is kept from one window to the next is
-a mean gradient: after the loss scale is taken out, before clipping, weight decay and the precision of the wire. It is
-no part of the optimizer. A window without a finite gradient leaves none, so the next update is the plain one.
+y has memory of its own, and x is neither changed nor copied: the parameters point at y for the passes and at x for the
+rest. What is kept from one window to the next is a mean gradient: after the loss scale is taken out, before clipping,
+weight decay and the precision of the wire. It is no part of the optimizer. A window without a finite gradient leaves
+none, so the next update is the plain one.
 """
 
 from __future__ import annotations
@@ -58,8 +59,9 @@ class Extrapolation:
         # Mean gradients by virtual worker, or one under WHOLE; those that have been taken stand in _known.
         self._kept: dict[int, Gradients] = {}
         self._known: set[int] = set()
+        # By parameter, in their order: the memory of y, and x while the parameters are away from it.
+        self._y: list[torch.Tensor] = []
         self._x: list[torch.Tensor] = []
-        self._away = False
         self._length = self._factor = 0.0
         self._last: Part | None = None
 
@@ -74,13 +76,13 @@ class Extrapolation:
 
         The same on every rank once the first window has begun.
         """
-        return bool(self._x) and self.config.direction == "local_past"
+        return bool(self._y) and self.config.direction == "local_past"
 
     @property
     def held_bytes(self) -> int:
-        """What the copy of x and the kept gradients take."""
+        """What y and the kept gradients take."""
         flats = [flat for kept in self._kept.values() for flat in kept.flats]
-        return sum(tensor.nbytes for tensor in (*self._x, *flats))
+        return sum(tensor.nbytes for tensor in (*self._y, *flats))
 
     def begin(
         self, window: Window, mine: Sequence[MicroBatch], decision: Decision, scale: Callable[[], float]
@@ -88,14 +90,12 @@ class Extrapolation:
         """This rank's parts of ``window``; at most one where nothing is taken apart. ``scale``: of the loss."""
         self._length = reach.length(self.config, decision.stage, window.begin, decision.lr)
         if not reach.active(self.config, decision.stage, window.begin):
-            if self._x or self._kept:
+            if self._y or self._kept:
                 self._release()
             return [Part(0, mine)] if mine else []
-        if not self._x:
-            self._x = [torch.empty_like(value) for value in self._values()]
+        if not self._y:
+            self._y = [torch.empty_like(value) for value in self._values()]
         self._factor = window.global_batch / scale()
-        if self._length:
-            torch._foreach_copy_(self._x, self._values())
         result = list(reach.parts(mine, window.micro_batches, self.workers, self.config.unit))
         self._last = result[-1] if result else None
         return result
@@ -107,33 +107,34 @@ class Extrapolation:
         self._reducer.begin_part()
 
     def move(self, part: Part, step: int) -> None:
-        """From wherever the parameters are to the place of ``part``; to x, bit for bit, if it has no direction yet."""
+        """From wherever the parameters are to the place of ``part``; to x itself if it has no direction yet."""
         if not self._length:
             return
-        if self.config.noise:
-            self.restore()
-            self._away = True
-            self._add_noise(noise_seed(self._seed, step, part.micro_batches[0].index))
-            return
-        which = part.worker if self.config.direction == "local_past" else WHOLE
         self.restore()
-        if which in self._known:
-            self._away = True
-            torch._foreach_add_(self._values(), list(self._kept[which].views), alpha=-self._length)
+        which = part.worker if self.config.direction == "local_past" else WHOLE
+        if self.config.noise:
+            self._add_noise(noise_seed(self._seed, step, part.micro_batches[0].index))
+        elif which in self._known:
+            for x, direction, y in zip(self._values(), self._kept[which].views, self._y, strict=True):
+                torch.add(x, direction, alpha=-self._length, out=y)
+        else:
+            return
+        self._x = self._values()
+        self._point_at(self._y)
 
     def keeper(self, part: Part) -> tuple[Gradients | None, float]:
         """Where the gradients of the rank's last part of a window are copied to, and the factor that makes them means.
 
         In the hook that sends a bucket, so that reductions still overlap backward.
         """
-        if not self._x or self.config.direction != "local_past":
+        if not self._y or self.config.direction != "local_past":
             return None, 1.0
         self._known.add(part.worker)
         return self._room(part.worker), self._factor / part.size
 
     def leave(self, part: Part) -> None:
         """The last backward pass of ``part`` is done."""
-        if part is self._last or not self._x:
+        if part is self._last or not self._y:
             return
         if self.config.direction == "local_past":
             target, factor = self.keeper(part)
@@ -144,15 +145,15 @@ class Extrapolation:
 
     def restore(self) -> None:
         """The parameters are x, whatever has happened."""
-        if self._away:
-            torch._foreach_copy_(self._values(), self._x)
-            self._away = False
+        if self._x:
+            self._point_at(self._x)
+            self._x = []
 
     def finish(self, finite: bool) -> None:
         """The buckets hold the window's mean gradient, which is about to be clipped and applied if it is ``finite``."""
         if not finite:
             self._known = set()
-        elif self._x and self.config.direction == "global_past":
+        elif self._y and self.config.direction == "global_past":
             self._reducer.copy_to(self._room(WHOLE), 1.0)
             self._known = {WHOLE}
 
@@ -192,14 +193,22 @@ class Extrapolation:
         return [parameter.detach() for parameter in self._parameters]
 
     def _release(self) -> None:
-        self._x, self._kept, self._known = [], {}, set()
+        self._y, self._kept, self._known = [], {}, set()
         self._reducer.release()
 
+    def _point_at(self, values: Sequence[torch.Tensor]) -> None:
+        for parameter, value in zip(self._parameters, values, strict=True):
+            parameter.data = value
+
     def _add_noise(self, seed: int) -> None:
-        generator = torch.Generator(self._x[0].device).manual_seed(seed)
-        for value in (parameter.detach() for parameter in self._in_turn):
-            if value.ndim > 1:
-                value.add_(noise(self.config.direction, value, generator), alpha=-self._length)
+        generator = torch.Generator(self._y[0].device).manual_seed(seed)
+        places = {id(parameter): y for parameter, y in zip(self._parameters, self._y, strict=True)}
+        for parameter in self._in_turn:
+            x, y = parameter.detach(), places[id(parameter)]
+            if x.ndim > 1:
+                torch.add(x, noise(self.config.direction, x, generator), alpha=-self._length, out=y)
+            else:
+                y.copy_(x)
 
 
 def noise(direction: str, x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:

@@ -169,7 +169,7 @@ def described(config: ExtrapolationConfig, world_size: int) -> str:
 def buffers(config: ExtrapolationConfig, world_size: int, micro_batches: Sequence[int]) -> int:
     """How many times a rank holds as much as the trained parameters take, at most, on top of plain training.
 
-    A copy of x; what the gradient directions keep for each of the rank's own virtual workers that ever has a
+    Room for y; what the gradient directions keep for each of the rank's own virtual workers that ever has a
     micro-batch, or once; and, where a rank takes the gradients of several places apart, their total.
     ``micro_batches``: of the busiest rank in a window, by stage.
     """
