@@ -4,7 +4,8 @@
     python -m benchmarks.convergence --seeds 1 2 --samples 2000 --epochs 1 --methods reference large
 
 Every run is hvdbs.train in a folder of its own under --work; stop it when you like and call it again: finished runs are
-skipped, and a run that was under way starts anew.
+skipped, and a run that was under way starts anew. With --append seeds come in portions, on several machines or days:
+what --out has already is kept, not run again, and counts in the report.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from benchmarks.claims import CLAIMS, Comparison, answered, intervals
 from benchmarks.contenders import Method, methods
 from benchmarks.measure import facts, write
 from benchmarks.trained import Study, first_stage, history, prepare, summary
-from hvdbs.errors import HvdbsError
+from hvdbs.errors import HvdbsError, refusal
 
 _COLOURS = (
     "#000000", "#0072B2", "#D55E00", "#E69F00", "#CC79A7", "#009E73", "#56B4E9", "#999999", "#8B4513", "#7F3FBF",
@@ -51,17 +52,40 @@ def row(study: Study, name: str, seed: int, out: Path) -> dict[str, Any]:
     }
 
 
-def run(study: Study, chosen: dict[str, Method], seeds: list[int]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A row for each method and seed, and all their evaluations. Seeds come one after another: pairs early."""
+Done = tuple[pd.DataFrame, pd.DataFrame]  # a row for each run; all their evaluations
+NOTHING: Done = (pd.DataFrame({"method": [], "seed": []}), pd.DataFrame())
+
+
+def earlier(study: Study, out: Path | None) -> Done:
+    """What ``out`` and the evaluations beside it hold. Raises HvdbsError if they are of another study."""
+    if out is None or not out.exists():
+        return NOTHING
+    rows = pd.read_csv(out)
+    for column, value in setting(study).items():
+        if not (rows[column] == value).all():
+            rule = f"holds rows with {column} {rows[column].iloc[0]}, not {value}"
+            raise refusal("--append", out, rule, "another --out")
+    return rows, pd.read_csv(evaluations_of(out))
+
+
+def evaluations_of(out: Path) -> Path:
+    return out.with_name(f"{out.stem}-evals.csv")
+
+
+def run(study: Study, chosen: dict[str, Method], seeds: list[int], done: Done = NOTHING) -> Done:
+    """What is not ``done`` yet of each method and seed. Seeds come one after another: pairs early."""
     rows, evaluations = [], []
+    known = set(zip(done[0].method, done[0].seed, strict=True))
     for seed in seeds:
         for name, method in chosen.items():
+            if (name, seed) in known:
+                continue
             parent = first_stage(study, seed, method.schedule) if method.branches else None
             config = study.config(seed, schedule=method.schedule, **method.sections)
             out = trained.train(study, f"{name}-{seed}", config, parent)
             rows.append(row(study, name, seed, out))
             evaluations.append(history(out, "evals.csv").assign(method=name, seed=seed))
-    return pd.DataFrame(rows), pd.concat(evaluations, ignore_index=True)
+    return pd.DataFrame(rows), pd.concat(evaluations, ignore_index=True) if evaluations else pd.DataFrame()
 
 
 def table(rows: pd.DataFrame) -> pd.DataFrame:
@@ -151,28 +175,38 @@ def study_of(args: argparse.Namespace) -> Study:
     return Study(work, data, args.samples, args.epochs, args.np, args.threads)
 
 
+def setting(study: Study) -> dict[str, int]:
+    return {"train_samples": study.samples, "stage_epochs": study.epochs}
+
+
 def about(study: Study) -> dict[str, Any]:
-    backend = "solo" if study.ranks == 1 else "horovod"
-    return {"train_samples": study.samples, "stage_epochs": study.epochs} | facts(study.ranks, backend)
+    return setting(study) | facts(study.ranks, "solo" if study.ranks == 1 else "horovod")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     known = list(methods(1, 1))
     parser.add_argument("--methods", nargs="+", default=known, choices=known, metavar="METHOD", help=", ".join(known))
+    parser.add_argument("--append", action="store_true", help="keep the rows of --out and run what they lack")
     add_study_options(parser)
     args = parser.parse_args()
     study = study_of(args)
     try:
         prepare(study)
         every = methods(study.samples, study.epochs)
-        rows, evaluations = run(study, {name: every[name] for name in args.methods}, args.seeds)
+        done = earlier(study, args.out if args.append else None)
+        new = run(study, {name: every[name] for name in args.methods}, args.seeds, done)
     except HvdbsError as error:
         print(f"benchmarks.convergence: {error}", file=sys.stderr)
         return 2
+    rows, evaluations = (
+        pd.concat([part for part in parts if not part.empty], ignore_index=True)
+        for parts in zip(done, new, strict=True)
+    )
     print(report(rows))
     if args.out:
-        write(rows, args.out, about(study))
+        write(new[0], args.out, about(study), append=args.append)
+        evaluations.to_csv(evaluations_of(args.out), index=False)
         plot(evaluations, args.out.with_suffix(".png"))
     return 0
 

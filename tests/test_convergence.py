@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -170,6 +171,38 @@ def test_a_run_that_fails_is_named_with_its_last_line(tmp_path: Path) -> None:
     study = study_in(tmp_path)
     with pytest.raises(HvdbsError, match=r"large-1: ended with exit code 2: .*data.*does not exist"):
         trained.train(study, "large-1", study.config(1))
+
+
+def test_seeds_come_in_portions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What --out has already is not run again, whatever has become of its folder; another study's rows are refused."""
+    asked: list[str] = []
+
+    def trained_once(study: Study, name: str, config: dict[str, object], parent: Path | None = None) -> Path:
+        asked.append(name)
+        out = study.work / name
+        out.mkdir(parents=True, exist_ok=True)
+        total = {"top1": 0.8, "steps": 3, "collectives": 6, "reduced_bytes": 9, "samples_seen": 12, "seconds": 1.0}
+        (out / "summary.json").write_text(json.dumps(total))
+        pd.DataFrame({"samples_seen": [10**6], "step": 3, "top1": [0.8]}).to_csv(out / "evals.csv", index=False)
+        stage = {"samples_end": [12], "global_batch": 64, "weight_decay": 0.0, "lr": 0.1}
+        pd.DataFrame(stage).to_csv(out / "stages.csv", index=False)
+        return out
+
+    monkeypatch.setattr(trained, "train", trained_once)
+    monkeypatch.setattr(convergence, "prepare", lambda study: None)
+
+    def called(*words: str) -> int:
+        place = ["--work", str(tmp_path / "work"), "--out", str(tmp_path / "all.csv"), "--append"]
+        monkeypatch.setattr("sys.argv", ["convergence", *place, "--methods", "reference", "large", *words])
+        return convergence.main()
+
+    assert called("--seeds", "1", "3") == called("--seeds", "1", "2", "3") == called("--seeds", "2") == 0
+    assert asked == ["reference-1", "large-1", "reference-3", "large-3", "reference-2", "large-2"]
+    rows, scores = pd.read_csv(tmp_path / "all.csv"), pd.read_csv(tmp_path / "all-evals.csv")
+    assert list(rows.seed) == list(scores.seed) == [1, 1, 3, 3, 2, 2] and rows.date.notna().all()
+    assert called("--seeds", "4", "--epochs", "2") == 2 and "stage_epochs 4, not 2" in capsys.readouterr().err
 
 
 def test_a_branch_s_history_begins_with_its_parent_s(tmp_path: Path) -> None:
