@@ -20,6 +20,7 @@ from hvdbs.branch import branch
 from hvdbs.checkpoint import Saver, State
 from hvdbs.comm import Communicator, agree
 from hvdbs.comm.cores import chosen, own_cores
+from hvdbs.comm.traced import Traced
 from hvdbs.config import Config, flatten, to_yaml, training_fields
 from hvdbs.costs import Linear
 from hvdbs.data.sources import open_source
@@ -40,6 +41,7 @@ from hvdbs.schedule import decide
 from hvdbs.stage_tables import resolve
 from hvdbs.step import Replica, Requests
 from hvdbs.surfaces import dimension
+from hvdbs.tracing import ChromeTracer, Tracer, Untraced, writable
 from hvdbs.trail import Trail, logged_weights
 
 _TRIAL_PIXELS, _TRIAL_SAMPLES = 64, 4
@@ -113,13 +115,17 @@ def assemble(
     requests: Requests,
     say: Callable[[str], None],
     branch_from: str | None = None,
+    trace: Path | None = None,
 ) -> Assembled:
     """Collective. Raises AgreedError for whatever is wrong; ``out`` is not touched then.
 
     ``resume``: ``auto`` or a path to go on from; ``branch_from``: a checkpoint of another run to start from.
+    ``trace``: where a trace goes; ``comm`` is a ``Traced`` one then.
     """
     with agreed(comm):
         device = choose_device(config, comm)
+        if trace is not None and comm.rank == 0:
+            writable(trace)
     cores = own_cores(comm)
     settle(config, cores, device)
     with agreed(comm):
@@ -197,7 +203,10 @@ def assemble(
         return comm.rank == 0 and (out / STOP_FILE).exists()
 
     recorder = account or Silent()
-    run = Run(config, comm, source, schedule, replica, recorder, saver, requests, period, engine, stop_asked)
+    tracer: Tracer = Untraced()
+    if trace is not None and isinstance(comm, Traced):
+        tracer = ChromeTracer(comm, device, trace, config.logging)
+    run = Run(config, comm, source, schedule, replica, recorder, saver, requests, period, engine, stop_asked, tracer)
     return Assembled(run, progress, best, plan, layers, out, files, display, account, complete)
 
 

@@ -196,11 +196,15 @@ class LoggingConfig:
         every_steps: updates between rows of steps.csv.
         line_seconds: seconds between progress lines where there is no terminal.
         tensorboard: also write tensorboard event files.
+        trace_after: with --trace, windows of each stage that go before the first traced one.
+        trace_windows: with --trace, traced windows of each stage.
     """
 
     every_steps: int = 10
     line_seconds: float = 10.0
     tensorboard: bool = True
+    trace_after: int = 10
+    trace_windows: int = 5
 
 
 @dataclass(frozen=True)

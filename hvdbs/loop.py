@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from hvdbs import noise
 from hvdbs.batching import Window
@@ -20,6 +20,7 @@ from hvdbs.recorder import Recorder
 from hvdbs.replicas import compare, state_digest
 from hvdbs.schedule import Schedule, decide, requests_of
 from hvdbs.step import Applied, Replica, Requests
+from hvdbs.tracing import Tracer, Untraced
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,7 @@ class Run:
     evaluation_period: int
     engine: Engine | None = None
     stop_asked: Callable[[], bool] = lambda: False
+    tracer: Tracer = field(default_factory=Untraced)
 
 
 @dataclass(frozen=True)
@@ -91,9 +93,11 @@ def train(run: Run, progress: Progress, best_merit: float | None) -> Outcome:
         window = Window(progress.samples_seen, decision.global_batch, config.micro_batch)
         measure = crossed(noise_period, progress.samples_seen, progress.samples_seen + decision.global_batch)
         wanted = measure and engine is not None and engine.wants(stage, progress.samples_seen)
+        run.tracer.begin(replica, schedule, stage, progress)
         applied = replica.run(
             window, decision, progress.step, batches, run.requests, measure=measure, layer_norms=wanted
         )
+        applied = run.tracer.end(replica, applied)
         if engine is not None:
             engine.observe(applied.layers)
         before, progress = progress, progress.after(decision.global_batch, stage, skipped=not applied.finite)

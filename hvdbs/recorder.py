@@ -164,6 +164,7 @@ class Account:
         self._train_samples = train_samples
         self._files = files
         self._display = display
+        self._unwritten: StepRow | None = None  # the last window's, written if the next one is to have a row of its own
 
     def enter(self, schedule: Schedule, stage: int, progress: Progress) -> None:
         self._schedule = schedule
@@ -221,6 +222,10 @@ class Account:
         ends: bool,
     ) -> None:
         counted = self.counted
+        traced = applied.communication_seconds is not None
+        if traced and counted.since_row.steps and self._unwritten is not None:
+            self._files.step(self._unwritten)
+            counted.since_row = Sums()
         for sums in (counted.run, counted.in_stage, counted.since_row):
             sums.add(progress.samples_seen - before.samples_seen, applied, replica)
         if applied.noise is not None:
@@ -229,9 +234,10 @@ class Account:
         row = self._step_row(stage, lr, progress, applied)
         self._display.step(row)
         logged = progress.step % self._config.logging.every_steps == 0
-        if logged or not applied.finite:
+        if logged or traced or not applied.finite:
             self._files.step(row)
             counted.since_row = Sums()
+        self._unwritten = row
         if self._trail is not None:
             self._trail.applied(progress, stage, row.global_batch, row.loss, logged=logged and applied.finite)
         if ends or crossed(self._train_samples, before.samples_seen, progress.samples_seen):
@@ -295,8 +301,8 @@ class Account:
             data_seconds=since.data_seconds,
             compute_seconds=since.compute_seconds,
             exposed_communication_seconds=since.exposed_communication_seconds,
-            imbalance_seconds=None,
-            communication_seconds=None,
+            imbalance_seconds=applied.imbalance_seconds,
+            communication_seconds=applied.communication_seconds,
             optimizer_seconds=since.optimizer_seconds,
             reduced_bytes=since.reduced_bytes,
             collectives=since.collectives,

@@ -59,6 +59,8 @@ def check(config: Config) -> None:
         "checkpoint.keep_last": config.checkpoint.keep_last,
         "optimizer.most_skipped": config.optimizer.most_skipped,
         "logging.every_steps": config.logging.every_steps,
+        "logging.trace_after": config.logging.trace_after,
+        "logging.trace_windows": config.logging.trace_windows,
     }
     for name, value in at_least_one.items():
         if value is not None and value < 1:

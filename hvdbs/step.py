@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 
@@ -20,6 +20,7 @@ from hvdbs.data.streams import generator_seed
 from hvdbs.extrapolation import Extrapolation
 from hvdbs.factors import attach, choices
 from hvdbs.gradients import GradientReducer, clip, gradient_norm, norms
+from hvdbs.laps import no_lap
 from hvdbs.loss import summed_loss
 from hvdbs.noise import LayerNorms, Pair
 from hvdbs.optim import apply, build_optimizer, draw_near, reset, resets_at_stage, trained
@@ -43,7 +44,8 @@ class Applied:
 
     ``loss``: mean over its samples, where their gradients were taken. ``gradient_norm``: 2-norm of the mean gradient
     before clipping. Unless both are ``finite`` nothing was changed. ``noise``: on rank 0, in a measured window of more
-    than one micro-batch; ``layers``: there too, where it was asked for.
+    than one micro-batch; ``layers``: there too, where it was asked for. ``imbalance_seconds`` and
+    ``communication_seconds``: on rank 0, in a traced window, as ``hvdbs.overlap`` has them.
     """
 
     loss: float
@@ -57,6 +59,8 @@ class Applied:
     compute_seconds: float
     exposed_communication_seconds: float
     optimizer_seconds: float
+    imbalance_seconds: float | None = None
+    communication_seconds: float | None = None
 
 
 Inputs = Iterator[tuple[torch.Tensor, torch.Tensor]]
@@ -101,7 +105,8 @@ class Preprocess:
 class Replica:
     """This rank's copy of the model with all that turns a window into an update.
 
-    ``layers``: those whose gradients may go by factors in some stage; until ``choose`` all are summed.
+    ``layers``: those whose gradients may go by factors in some stage; until ``choose`` all are summed. ``lap``: told of
+    each thing that is done in a window, when it is done.
     """
 
     def __init__(self, model: nn.Module, config: Config, comm: Communicator, layers: Sequence[Linear] = ()) -> None:
@@ -109,6 +114,7 @@ class Replica:
         self.model = model
         self.config = config
         self.comm = comm
+        self.lap: Callable[[str, int | None], None] = no_lap
         self.preprocess = Preprocess(config, first.device)
         self.summed_loss = summed_loss(config, config.loss.label_smoothing)
         self.optimizer = build_optimizer(model, config.optimizer)
@@ -176,8 +182,10 @@ class Replica:
         supply = _Timed(batches)
         first = self._accumulate(window, mine, decision, step, supply, requests, measure)
         accumulated = perf_counter()
+        self.lap("other", None)
         self.reducer.finish()
         reduced = perf_counter()
+        self.lap("wait", None)
         scale = self.scaler.get_scale()
         self.scaler.unscale_(self.optimizer)
         norm = gradient_norm(self.reducer.buckets)
@@ -192,11 +200,13 @@ class Replica:
         else:
             self.running.restore(len(mine))
         self.scaler.update()
+        pair = self._pair(window, mine, first, scale, length) if finite else None
+        self.lap("update", None)
         return Applied(
             loss,
             length,
             finite,
-            self._pair(window, mine, first, scale, length) if finite else None,
+            pair,
             layers,
             stop > 0,
             checkpoint > 0,
@@ -267,14 +277,18 @@ class Replica:
                     inputs = self._look(window, part, step, inputs)
                 away.move(part, step)
                 for micro in part.micro_batches:
-                    loss = self._loss(window, micro, step, *next(inputs))
+                    given = next(inputs)
+                    self.lap("data", micro.index)
+                    loss = self._loss(window, micro, step, *given)
                     self.carry[_LOSS] += loss.detach()
                     if micro is mine[-1]:
                         self.running.contribute(self.carry[CARRY_SLOTS:], window.micro_batches - 1 - micro.index)
                         self._ask(requests)
                         keep, factor = away.keeper(part)
                         self.reducer.arm(measure=measure and micro.index == 0, keep=keep, factor=factor)
+                    self.lap("forward", micro.index)
                     self.scaler.scale(loss).backward()
+                    self.lap("backward", micro.index)
                     if measure and micro.index == 0:
                         first = self.reducer.own_norms()
                 away.leave(part)
@@ -297,10 +311,12 @@ class Replica:
         """Take the gradients of ``part`` at x, as its direction; returns its micro-batches to go through again."""
         self.extrapolation.restore()
         seen = list(inputs)
+        self.lap("data", None)
         with self.running.unheeded():
             for micro, pair in zip(part.micro_batches, seen, strict=True):
                 self.scaler.scale(self._loss(window, micro, step, *pair)).backward()
         self.extrapolation.look(part)
+        self.lap("look", None)
         return iter(seen)
 
     def _seed(self, seed: int) -> None:

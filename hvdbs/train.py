@@ -20,6 +20,7 @@ from jsonargparse import ArgumentParser, Namespace
 from hvdbs import __version__, command_line, console, entry, planning
 from hvdbs.assembly import Assembled, agreed, assemble, run_directory, same_on_all
 from hvdbs.comm import AgreedError, Communicator, PeerFailure, agree, connect, launched_rank
+from hvdbs.comm.traced import Traced
 from hvdbs.config import Config, digest
 from hvdbs.errors import HvdbsError, refusal
 from hvdbs.files import write_atomically
@@ -29,6 +30,7 @@ from hvdbs.records import EXIT_CODES, STOP_FILE, Exit, Summary
 from hvdbs.records import Outcome as Ended
 from hvdbs.replicas import parameter_digest
 from hvdbs.step import Requests
+from hvdbs.tracing import ChromeTracer
 
 EXAMPLES = """examples:
   python -m hvdbs.train --config digits                       one process
@@ -58,6 +60,12 @@ def parser() -> ArgumentParser:
         metavar="CHECKPOINT",
         help="start a new run from the state of another, under this config, at that sample",
     )
+    result.add_argument(
+        "--trace",
+        type=str | None,
+        metavar="FILE",
+        help="write a Chrome trace of a few windows of each stage: what each rank does, and its reductions",
+    )
     return result
 
 
@@ -72,7 +80,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HvdbsError as problem:
         error = str(problem)
     try:
-        comm = connect()
+        trace = parsed is not None and parsed[1].trace is not None
+        comm = connect(timeline=trace)
+        comm = Traced(comm) if trace else comm
     except HvdbsError as problem:
         if launched_rank() == 0:
             _complain(str(problem))
@@ -133,12 +143,13 @@ def _run(comm: Communicator, config: Config, arguments: Namespace, out: list[Pat
 
     requests = Requests()
     with agreed(comm):
-        words = {"resume": arguments.resume, "branch-from": arguments.branch_from}
+        words = {"resume": arguments.resume, "branch-from": arguments.branch_from, "trace": arguments.trace}
         same_on_all(comm, config, words)
         if arguments.branch_from == "auto" or (arguments.branch_from and arguments.resume):
             raise refusal("--branch-from", arguments.branch_from, "is a checkpoint, and no --resume stands beside it")
         path = run_directory(comm, arguments.config, arguments.out, arguments.resume)
-    made = assemble(config, comm, path, arguments.resume, requests, say, arguments.branch_from)
+    trace = None if arguments.trace is None else Path(arguments.trace)
+    made = assemble(config, comm, path, arguments.resume, requests, say, arguments.branch_from, trace)
     if made.complete:
         say(f"{console.shown(path)} has finished its schedule: nothing is left to train")
         return 0
@@ -153,7 +164,10 @@ def _run(comm: Communicator, config: Config, arguments: Namespace, out: list[Pat
     try:
         with _signals(requests):
             outcome = train(made.run, made.progress, made.best_merit)
-            return _finish(comm, made, outcome)
+            code = _finish(comm, made, outcome)
+            if isinstance(made.run.tracer, ChromeTracer):
+                say(made.run.tracer.summary())
+            return code
     finally:
         if made.display is not None and made.files is not None:
             made.display.close()

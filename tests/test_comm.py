@@ -137,3 +137,11 @@ def test_several_processes_without_horovod_are_refused(plain: pytest.MonkeyPatch
     plain.setitem(sys.modules, "hvdbs.comm.horovod", None)
     with pytest.raises(HvdbsError, match=r"processes: 2 were started, but Horovod cannot be imported.*make setup"):
         connect()
+
+
+def test_two_timelines_at_once_are_refused(plain: pytest.MonkeyPatch) -> None:
+    """Before Horovod starts: what it writes, and where, is settled when it does."""
+    plain.setenv("HOROVOD_SIZE", "2")
+    plain.setenv("HOROVOD_TIMELINE", "/tmp/other.json")
+    with pytest.raises(HvdbsError, match=r"HOROVOD_TIMELINE: /tmp/other\.json has Horovod write a timeline"):
+        connect(timeline=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hvdbs.assembly import device_name, settle
 from hvdbs.comm.local import Solo
 from hvdbs.config import Config, ModelConfig
 from hvdbs.devices import choose_device
+from hvdbs.laps import Laps
 from hvdbs.model import build_model
 
 pytestmark = pytest.mark.gpu
@@ -100,3 +102,25 @@ def test_two_runs_on_one_gpu_end_in_the_same_bits(gpu: torch.device, tmp_path: P
             rig.trained(Solo(), config, rig.built(make, "float32").to(gpu), source, tmp_path / str(k)).digest
         )
     assert digests[0] == digests[1]
+
+
+def test_laps_are_those_of_the_gpu_not_of_the_host(gpu: torch.device) -> None:
+    """Products that take long and are queued in no time: their lap is most of what the host then waits for. Nothing is
+    queued in the second."""
+    a = torch.randn(4096, 4096, device=gpu)
+    for _ in range(2):  # the first time kernels are loaded
+        laps = Laps(gpu)
+        laps.begin()
+        begun = time.perf_counter()
+        for _ in range(50):
+            a = (a @ a) / a.norm()
+        queued = time.perf_counter() - begun
+        laps("products", 3)
+        laps("nothing")
+        products, nothing = laps.take()
+        waited = time.perf_counter() - begun
+    assert (products.name, products.micro_batch) == ("products", 3)
+    assert products.end == nothing.begin
+    assert queued < 0.5 * (products.end - products.begin)
+    assert products.end - products.begin == pytest.approx(waited, rel=0.2)
+    assert nothing.end - nothing.begin < 1e-3

@@ -77,6 +77,12 @@ def test_clocks_are_known_within_their_uncertainty(seed: int) -> None:
     assert clock.uncertainty < 0.013
 
 
+def test_meetings_bound_a_clock_from_both_sides() -> None:
+    """By hand: where the rank waited, it can be behind by 10 and ahead by 1; where rank 0 did, the other way around."""
+    clock = timeline.aligned([(100, 110), (129, 130)], [(9, 10), (20, 30)])
+    assert clock == Clock(100, 1)
+
+
 def span(rank: int, category: str, name: str, begin: float, end: float, step: int = 7) -> dict[str, Any]:
     """``begin`` and ``end`` in milliseconds."""
     details = {"step": step, "rank": rank, "reduced_bytes": 100}

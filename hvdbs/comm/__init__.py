@@ -128,9 +128,10 @@ def launched_rank() -> int:
     return number or 0
 
 
-def connect() -> Communicator:
+def connect(timeline: bool = False) -> Communicator:
     """The ranks of this job: Horovod under a launcher, a single rank in a plain process.
 
+    ``timeline``: so that Horovod's can be written, which every rank must know before the first collective.
     Raises HvdbsError if the launcher started several processes but they cannot see each other.
     """
     from hvdbs.comm.local import Solo
@@ -146,7 +147,7 @@ def connect() -> Communicator:
         raise refusal(
             "processes", expected, f"were started, but Horovod cannot be imported ({error})", "run make setup"
         ) from None
-    ranks = Horovod()
+    ranks = Horovod(timeline)
     if ranks.world_size != expected:
         raise refusal(
             "processes",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import NoReturn
 
 import horovod.torch as hvd
@@ -14,8 +16,10 @@ from horovod.common.exceptions import HorovodInternalError
 
 from hvdbs.comm import PeerFailure
 from hvdbs.comm.cores import choose
+from hvdbs.errors import refusal
 
 _PART_BYTES = 2**30  # MPI counts in C ints
+_TIMELINE, _DYNAMIC = "HOROVOD_TIMELINE", "DYNAMIC"  # the second: started and stopped by calls
 
 
 @contextmanager
@@ -52,14 +56,24 @@ class _Gathered:
 
 
 class Horovod:
-    """All ranks that the launcher started."""
+    """All ranks that the launcher started.
 
-    def __init__(self) -> None:
+    ``timeline``: whether rank 0 may be asked to write one. Horovod's messages between ranks are longer then, so all
+    must agree, and on rank 0 a thread of Horovod's spins from here to the end, also while it has nothing to write.
+    """
+
+    def __init__(self, timeline: bool = False) -> None:
+        if timeline and os.environ.setdefault(_TIMELINE, _DYNAMIC) != _DYNAMIC:
+            rule = "has Horovod write a timeline of its own, and --trace another"
+            raise refusal(
+                _TIMELINE, os.environ[_TIMELINE], rule, "leave it unset, and horovodrun's --timeline-filename"
+            )
         # Horovod's core would otherwise regroup small tensors by when they happen to arrive, which changes the order of
         # summation from run to run. The buckets of gradients.py are the only grouping.
         os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
         choose(os.environ, len(os.sched_getaffinity(0)))
         hvd.init()
+        self.epoch = time.time() - time.perf_counter()  # both of Horovod's clocks, as it compared them a moment ago
         self.rank: int = hvd.rank()
         self.world_size: int = hvd.size()
         self.local_rank: int = hvd.local_rank()
@@ -112,6 +126,13 @@ class Horovod:
     def close(self) -> None:
         self.barrier()
         hvd.shutdown()
+
+    def start_timeline(self, path: Path) -> None:
+        hvd.start_timeline(str(path))
+
+    def stop_timeline(self) -> None:
+        """The file is whole when this returns."""
+        hvd.stop_timeline()
 
     def abort(self, code: int) -> NoReturn:
         sys.stdout.flush()

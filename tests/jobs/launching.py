@@ -75,7 +75,7 @@ def write_config(path: Path, **changes: Any) -> Path:
     """TINY with ``changes``: whole sections, or sections in part where both are mappings."""
     config = dict(TINY)
     for name, value in changes.items():
-        config[name] = {**config[name], **value} if isinstance(value, dict) else value
+        config[name] = {**config.get(name, {}), **value} if isinstance(value, dict) else value
     path.write_text(yaml.safe_dump(config))
     return path
 
