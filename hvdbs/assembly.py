@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hvdbs import checkpoint, console, planning
+from hvdbs import checkpoint, console, core_tuning, planning
 from hvdbs.branch import branch
 from hvdbs.checkpoint import Saver, State
 from hvdbs.comm import Communicator, agree
@@ -149,7 +149,16 @@ def assemble(
     with agreed(comm):
         alike(config, comm, device)
     batches = (stage.global_batch for stage in schedule.stages)
-    replica = Replica(model, config, comm, candidates(config, layers, batches, comm.world_size))
+    by_factors = candidates(config, layers, batches, comm.world_size)
+    at = decide(schedule, Progress() if state is None else state.progress)
+    tuned = None
+    if config.communication.autotune and comm.backend.startswith("horovod") and at is not None:
+        say(f"Horovod's autotune: at most {core_tuning.most_updates(os.environ)} updates that are thrown away")
+        spare = initial_model(config, classes, device)
+        count, tuned = core_tuning.tune(spare, config, comm, source, by_factors, at)
+        del spare
+        say(f"after {count} updates: {', '.join(f'{name} {value}' for name, value in tuned.items())}")
+    replica = Replica(model, config, comm, by_factors)
     for name, tensor in model.state_dict().items():
         comm.broadcast(tensor, f"initial.{name}")
     progress, best, totals = Progress(), None, Totals()
@@ -179,7 +188,7 @@ def assemble(
         if comm.rank == 0 and not complete:
             facts = environment(
                 comm.world_size, comm.backend, [e["host"] for e in everyone], [e["device"] for e in everyone]
-            ) | {"cores_of_rank_0": cores, "chosen": chosen(torch.get_num_threads())}
+            ) | {"cores_of_rank_0": cores, "chosen": chosen(torch.get_num_threads()), "horovod_autotune": tuned}
             weights = logged_weights(config, model)
             about_run = (to_yaml(config), facts, plan, config.logging.tensorboard, weights)
             try:

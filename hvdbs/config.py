@@ -150,12 +150,15 @@ class CommunicationConfig:
         scheme: dense sums gradients; factors exchanges, for fully connected layers, the inputs and output gradients
             that the gradient is a product of; hybrid takes for each such layer what costs less, stage by stage.
         link: what hybrid goes by.
+        autotune: let Horovod search for its own settings first, in updates that are thrown away; sums may then be added
+            up in another order each time, so deterministic must be false.
     """
 
     bucket_bytes: int = 25 * 2**20
     wire: Literal["none", "fp16"] = "none"
     scheme: Literal["dense", "hybrid", "factors"] = "dense"
     link: LinkConfig = field(default_factory=LinkConfig)
+    autotune: bool = False
 
 
 @dataclass(frozen=True)
@@ -259,6 +262,7 @@ _FREE = (
     "data.threads",
     "data.read_ahead",
     "communication.bucket_bytes",
+    "communication.autotune",
     "evaluation",
     "checkpoint",
     "logging",

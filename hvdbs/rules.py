@@ -115,6 +115,9 @@ def check(config: Config) -> None:
         raise refusal(
             "communication.wire", wire, f"needs dtype float32, not {config.dtype}", "communication.wire: none"
         )
+    if config.communication.autotune and config.deterministic:
+        rule = "regroups sums by their timing, which deterministic rules out"
+        raise refusal("communication.autotune", True, rule, "deterministic: false, or autotune: false")
     link = config.communication.link
     for name, speed in {"bytes_per_second": link.bytes_per_second, "flops_per_second": link.flops_per_second}.items():
         if speed is not None and not (math.isfinite(speed) and speed > 0):

@@ -81,7 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         error = str(problem)
     try:
         trace = parsed is not None and parsed[1].trace is not None
-        comm = connect(timeline=trace)
+        comm = connect(timeline=trace, autotune=parsed is not None and parsed[0].communication.autotune)
         comm = Traced(comm) if trace else comm
     except HvdbsError as problem:
         if launched_rank() == 0:

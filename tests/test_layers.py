@@ -64,6 +64,7 @@ LEVELS = [
         "recorder",
         "trail",
         "tracing",
+        "core_tuning",
         "checkpoint",
         "planning",
         "loop",

@@ -11,6 +11,8 @@ import torch
 
 from hvdbs.errors import HvdbsError, refusal
 
+AUTOTUNE_LOG = "HOROVOD_AUTOTUNE_LOG"  # a file, of rank 0
+
 
 class PeerFailure(Exception):
     """Another rank is gone; its own message says why."""
@@ -128,10 +130,12 @@ def launched_rank() -> int:
     return number or 0
 
 
-def connect(timeline: bool = False) -> Communicator:
+def connect(timeline: bool = False, autotune: bool = False) -> Communicator:
     """The ranks of this job: Horovod under a launcher, a single rank in a plain process.
 
     ``timeline``: so that Horovod's can be written, which every rank must know before the first collective.
+    ``autotune``: with its own search for its settings under way.
+
     Raises HvdbsError if the launcher started several processes but they cannot see each other.
     """
     from hvdbs.comm.local import Solo
@@ -147,7 +151,7 @@ def connect(timeline: bool = False) -> Communicator:
         raise refusal(
             "processes", expected, f"were started, but Horovod cannot be imported ({error})", "run make setup"
         ) from None
-    ranks = Horovod(timeline)
+    ranks = Horovod(timeline, autotune)
     if ranks.world_size != expected:
         raise refusal(
             "processes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,7 +15,7 @@ import horovod.torch as hvd
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
-from hvdbs.comm import PeerFailure
+from hvdbs.comm import AUTOTUNE_LOG, PeerFailure
 from hvdbs.comm.cores import choose
 from hvdbs.errors import refusal
 
@@ -62,15 +63,21 @@ class Horovod:
     must agree, and on rank 0 a thread of Horovod's spins from here to the end, also while it has nothing to write.
     """
 
-    def __init__(self, timeline: bool = False) -> None:
+    def __init__(self, timeline: bool = False, autotune: bool = False) -> None:
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
         if timeline and os.environ.setdefault(_TIMELINE, _DYNAMIC) != _DYNAMIC:
             rule = "has Horovod write a timeline of its own, and --trace another"
             raise refusal(
                 _TIMELINE, os.environ[_TIMELINE], rule, "leave it unset, and horovodrun's --timeline-filename"
             )
         # Horovod's core would otherwise regroup small tensors by when they happen to arrive, which changes the order of
-        # summation from run to run. The buckets of gradients.py are the only grouping.
-        os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
+        # summation from run to run. The buckets of gradients.py are the only grouping, unless it searches for its own.
+        if autotune:
+            os.environ["HOROVOD_AUTOTUNE"] = "1"
+            self._folder = tempfile.TemporaryDirectory(prefix="hvdbs-autotune-")
+            os.environ.setdefault(AUTOTUNE_LOG, str(Path(self._folder.name) / "log.csv"))
+        else:
+            os.environ["HOROVOD_FUSION_THRESHOLD"] = "0"
         choose(os.environ, len(os.sched_getaffinity(0)))
         hvd.init()
         self.epoch = time.time() - time.perf_counter()  # both of Horovod's clocks, as it compared them a moment ago
@@ -126,6 +133,8 @@ class Horovod:
     def close(self) -> None:
         self.barrier()
         hvd.shutdown()
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def start_timeline(self, path: Path) -> None:
         hvd.start_timeline(str(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -111,3 +112,22 @@ def test_a_late_rank_shows_in_the_trace(start: Callable[..., Job], tmp_path: Pat
     # The carry goes ahead of the last backward; that it waits for rank 1 can be seen.
     waits = [end - begin for name, begin, end in traces.waits(traces.parsed(path)) if name == "carry waits for rank 1"]
     assert median(waits) / 1e6 == pytest.approx(DELAY, rel=0.4)
+
+
+def test_what_horovods_autotune_does_is_thrown_away(start: Callable[..., Job], untraced: Run, tmp_path: Path) -> None:
+    """A search of a few points at np 2, where a sum has one order only, however tensors are grouped: the training
+    that follows is that of the run without, bit for bit, and what was found is written down."""
+    short = {"STEPS_PER_SAMPLE": "1", "WARMUP_SAMPLES": "1", "BAYES_OPT_MAX_SAMPLES": "3"}
+    variables = {f"HOROVOD_AUTOTUNE_{name}": value for name, value in short.items()}
+    words = ["--communication.autotune", "true", "--deterministic", "false"]
+    job = start("mpi", 2, traced_config(tmp_path), tmp_path / "run", *words, env=variables)
+    end_of(job)
+    run = Run(tmp_path / "run")
+    for name, tensor in untraced.tensors.items():
+        assert torch.equal(run.tensors[name], tensor), name
+    for name in ("parameter_digest", "steps", "samples_seen", "collectives", "reduced_bytes"):
+        assert run.summary[name] == untraced.summary[name]
+    found = json.loads((tmp_path / "run" / "environment.json").read_text())["horovod_autotune"]
+    assert 1 <= float(found["cycle_time_ms"]) <= 100
+    assert 0 <= float(found["tensor_fusion_threshold"]) <= 64
+    assert "updates: hierarchical_allreduce" in job.stdout
