@@ -31,10 +31,11 @@ setup(
         "Topic :: Scientific/Engineering :: Artificial Intelligence",
     ],
     packages=find_packages(include=["hvdbs", "hvdbs.*"]),
-    package_data={"hvdbs.recipes": ["*.yaml"], "hvdbs": ["recipes/*.yaml", "py.typed"]},
+    package_data={"hvdbs.recipes": ["*.yaml"], "hvdbs": ["recipes/*.yaml", "report/templates/*", "py.typed"]},
     # pandas 3 needs 3.11, and nothing newer was tested (3.12 has lost the distutils that horovodrun imports).
     python_requires=">=3.11,<3.12",
     install_requires=[
+        "jinja2>=3.1",
         "jsonargparse[signatures]>=4.53,<5",
         "matplotlib>=3.11",
         "numpy>=2",
@@ -76,7 +77,7 @@ setup(
             "hvdbs-launch=hvdbs.launch.__main__:main",
             "hvdbs-plan=hvdbs.plan:main",
             "hvdbs-data=hvdbs.data.__main__:main",
-            "hvdbs-report=hvdbs.report:main",
+            "hvdbs-report=hvdbs.report.__main__:main",
             "hvdbs-follow=hvdbs.follow:main",
         ]
     },

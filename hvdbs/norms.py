@@ -44,7 +44,7 @@ def figure(runs: Sequence[tuple[str, str, pd.DataFrame]]) -> Figure | None:
     for axis, (label, colour, norms) in zip(axes, drawn, strict=True):
         axis.plot(norms.index, norms.to_numpy(), color=colour, alpha=0.3, linewidth=0.8)
         axis.plot(norms.index, norms.median(axis=1).to_numpy(), color=colour, linewidth=2)
-        axis.set_title(label, fontsize=9)
+        axis.set_title(label, fontsize=9, parse_math=False)
         axis.set_xlabel("epoch")
         axis.grid(alpha=0.25, linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)

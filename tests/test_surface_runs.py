@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from hvdbs import command_line, plan, report, train
+from hvdbs import command_line, plan, train
 from hvdbs.assembly import initial_model, invariant_layers
 from hvdbs.comm.local import Solo
 from hvdbs.contour import read_bowl
 from hvdbs.data.analytic import Logistic, logistic_minimiser
 from hvdbs.errors import HvdbsError
+from hvdbs.report import __main__ as report
 
 
 @pytest.fixture(autouse=True)

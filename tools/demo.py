@@ -23,7 +23,7 @@ from types import FrameType
 from hvdbs.console import Display, duration, shown
 from hvdbs.errors import HvdbsError
 from hvdbs.follow import Patience, follow
-from hvdbs.report import report
+from hvdbs.report.writing import report
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path("data/digits")
@@ -154,7 +154,7 @@ def what_next(out: Path, log: Path, seconds: float) -> str:
     activate = f"{shown(Path(sys.executable).parent)}/activate"
     return f"""
 Done in {duration(seconds)}. In {out}/:
-  report.png     score and loss against samples and against updates
+  report.html    scores, communication, seconds and decisions on one page (report.png: its main picture)
   steps.csv      each logged update with its seconds and bytes (and stages.csv, evals.csv, decisions.csv)
   summary.json   the run as a whole (config.yaml, environment.json: what it was)
 What the ranks printed: {log}
