@@ -243,7 +243,7 @@ def _cut_off(out: Path, found: Path | None) -> bool:
 def _finished(out: Path) -> bool:
     """Whether the run in ``out`` has said so."""
     try:
-        outcome: object = json.loads((out / "exit.json").read_text())["outcome"]
+        outcome: object = json.loads((out / "exit.json").read_bytes())["outcome"]
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return outcome == "finished"
@@ -309,7 +309,7 @@ def restore(
                 raise refusal("--out", out, "has finished and its checkpoints are gone", "name another")
             data = b"" if found is None else (found / "model.pt").read_bytes()
     data = comm.broadcast_bytes(data)
-    found = Path(comm.broadcast_bytes(str(found).encode()).decode()) if data else None
+    found = Path(os.fsdecode(comm.broadcast_bytes(os.fsencode(str(found))))) if data else None
     if found is None:
         say(f"no checkpoint in {out} yet: starting from the beginning")
         return None, None, {}

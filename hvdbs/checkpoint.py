@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ from hvdbs.progress import Progress
 from hvdbs.step import Replica
 
 FORMAT = 1
+_POINTERS = ("latest", "best")
+_STEP = re.compile(r"step-[0-9]+")
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ def _fingerprint(path: Path) -> dict[str, Any]:
 
 
 def _drop_old(folder: Path, keep_last: int) -> None:
-    kept = {_pointed(folder, "latest"), _pointed(folder, "best")}
+    kept = {_pointed(folder, name) for name in _POINTERS}
     # Folders without a manifest, which killed jobs left, neither count nor stay.
     folders = _newest_first(folder)
     whole = [path for path in folders if (path / "manifest.json").exists()]
@@ -190,12 +193,12 @@ def _drop_old(folder: Path, keep_last: int) -> None:
 def _pointed(folder: Path, name: str) -> str | None:
     try:
         return (folder / name).read_text().strip()
-    except OSError:
+    except (OSError, ValueError):
         return None
 
 
 def _newest_first(folder: Path) -> list[Path]:
-    steps = [p for p in folder.glob("step-*") if p.name.removeprefix("step-").isdigit()]
+    steps = [p for p in folder.glob("step-*") if _STEP.fullmatch(p.name)]
     return sorted(steps, key=lambda p: int(p.name.removeprefix("step-")), reverse=True)
 
 
@@ -220,24 +223,26 @@ def fault(checkpoint: Path) -> str | None:
 def find(out: Path, resume: str, say: Callable[[str], None], option: str = "--resume") -> Path | None:
     """The checkpoint folder that ``--resume`` means: ``auto``, the newest whole one of run ``out``, or a path.
 
-    A path names a checkpoint, a run directory or its checkpoints. None if ``auto`` finds no checkpoint at all. Raises
-    HvdbsError if there are some but none is whole, if the path is no whole checkpoint, or if it is not the newest of
-    ``out`` itself, whose later ones would stand in the way.
+    A path names a checkpoint, the file ``latest`` or ``best`` that points to one, a run directory or its checkpoints.
+    None if ``auto`` finds no checkpoint at all. Raises HvdbsError if there are some but none is whole, if the path is
+    no whole checkpoint, or if it is not the newest of ``out`` itself, whose later ones would stand in the way.
     """
     if resume == "auto":
-        return _newest_whole(out / "checkpoints", say)
+        return _newest_whole(out / "checkpoints", say, option)
     path, whole_one = Path(resume), "--resume auto takes the newest whole one of --out"
     if option != "--resume":
         whole_one = "name a folder checkpoints/step-N, or a run for its newest"
     if not path.exists():
         raise refusal(option, path, "does not exist", whole_one)
+    if path.is_file():
+        path = _target(path, option, whole_one)
     for folder in (path / "checkpoints", path):
-        if (whole := _newest_whole(folder, say)) is not None:
+        if (whole := _newest_whole(folder, say, option)) is not None:
             path = whole
             break
     if (problem := fault(path)) is not None:
         raise refusal(option, path, f"is no whole checkpoint ({problem})", whole_one)
-    newest = _newest_whole(out / "checkpoints", say)
+    newest = _newest_whole(out / "checkpoints", say, option)
     if newest is not None and path.parent.resolve() == newest.parent.resolve() and path.name != newest.name:
         raise refusal(
             option,
@@ -248,7 +253,16 @@ def find(out: Path, resume: str, say: Callable[[str], None], option: str = "--re
     return path
 
 
-def _newest_whole(folder: Path, say: Callable[[str], None]) -> Path | None:
+def _target(file: Path, option: str, nearest: str) -> Path:
+    """The checkpoint that ``file`` points to. Raises HvdbsError for any other file."""
+    if file.name in _POINTERS and _STEP.fullmatch(name := _pointed(file.parent, file.name) or ""):
+        return file.parent / name
+    if (file.parent / "manifest.json").is_file():
+        nearest = f"did you mean {file.parent}?"
+    raise refusal(option, file, "is a file that points to no checkpoint", nearest)
+
+
+def _newest_whole(folder: Path, say: Callable[[str], None], option: str) -> Path | None:
     faults: list[str] = []
     for checkpoint in _newest_first(folder):
         if (problem := fault(checkpoint)) is None:
@@ -257,7 +271,7 @@ def _newest_whole(folder: Path, say: Callable[[str], None]) -> Path | None:
             return checkpoint
         faults.append(f"{checkpoint.name} ({problem})")
     if _pointed(folder, "latest") is not None:
-        raise HvdbsError(f"--resume: no whole checkpoint in {folder}: {', '.join(faults) or 'all are gone'}")
+        raise HvdbsError(f"{option}: no whole checkpoint in {folder}: {', '.join(faults) or 'all are gone'}")
     return None
 
 

@@ -51,7 +51,7 @@ class Bowl:
 def read_bowl(path: Path) -> Bowl | None:
     """The run in ``path`` if it is one on a bowl, else None. Raises HvdbsError for a damaged file."""
     try:
-        config: Any = yaml.safe_load((path / "config.yaml").read_text())
+        config: Any = yaml.safe_load((path / "config.yaml").read_bytes())
         data = config["data"]
         if data["kind"] != "analytic" or data["analytic"]["surface"] != "bowl":
             return None

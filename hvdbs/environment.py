@@ -94,7 +94,7 @@ def allowed(variables: Mapping[str, str]) -> dict[str, str]:
 
 def cpu_model() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
     except OSError:
         return platform.processor()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "") or (

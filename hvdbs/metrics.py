@@ -13,6 +13,7 @@ import dataclasses
 import io
 import json
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, Self
@@ -215,7 +216,8 @@ class RunDirectory:
 
 def as_json(value: object) -> bytes:
     """Indented JSON with a last newline, as every .json of a run directory is."""
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+    # What is no UTF-8 in a path is then a \udcXX of JSON.
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode(errors="backslashreplace")
 
 
 def plan_json(plan: Sequence[PlanRow]) -> dict[str, Any]:
@@ -253,8 +255,16 @@ def _locked(path: Path) -> Iterator[BinaryIO]:
 def _events(path: Path, progress: Progress) -> EventWriter:
     from torch.utils.tensorboard import SummaryWriter  # slow to import, and many runs do without
 
+    name, folder = str(path), None
+    if any("\ud800" <= c <= "\udfff" for c in name):
+        # tensorboard takes UTF-8 alone, whatever bytes a path has, and opens its file by name for each flush.
+        path.mkdir(exist_ok=True)
+        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        name = f"/proc/self/fd/{folder}"
     # Viewers drop what a killed run wrote after its checkpoint: earlier writers' events from purge_step on.
-    writer: EventWriter = SummaryWriter(str(path), purge_step=progress.samples_seen + 1)
+    writer: EventWriter = SummaryWriter(name, purge_step=progress.samples_seen + 1)
+    if folder is not None:
+        weakref.finalize(writer, os.close, folder)
     return writer
 
 

@@ -52,12 +52,12 @@ def parser() -> ArgumentParser:
         "--resume",
         type=str | None,
         metavar="auto|PATH",
-        help="go on from the newest whole checkpoint of --out, or PATH",
+        help="go on from the newest whole checkpoint of --out, or from PATH, a checkpoint or a run",
     )
     result.add_argument(
         "--branch-from",
         type=str | None,
-        metavar="CHECKPOINT",
+        metavar="CHECKPOINT|RUN",
         help="start a new run from the state of another, under this config, at that sample",
     )
     result.add_argument(
@@ -145,8 +145,13 @@ def _run(comm: Communicator, config: Config, arguments: Namespace, out: list[Pat
     with agreed(comm):
         words = {"resume": arguments.resume, "branch-from": arguments.branch_from, "trace": arguments.trace}
         same_on_all(comm, config, words)
-        if arguments.branch_from == "auto" or (arguments.branch_from and arguments.resume):
-            raise refusal("--branch-from", arguments.branch_from, "is a checkpoint, and no --resume stands beside it")
+        if arguments.branch_from and arguments.resume:
+            rule = "are given, but one starts a new run and the other goes on with its own"
+            raise refusal("--branch-from and --resume", "both", rule, "--resume alone, once the branch has begun")
+        if arguments.branch_from == "auto":
+            raise refusal(
+                "--branch-from", "auto", "is no checkpoint", "name a run for its newest, or checkpoints/step-N"
+            )
         path = run_directory(comm, arguments.config, arguments.out, arguments.resume)
     trace = None if arguments.trace is None else Path(arguments.trace)
     made = assemble(config, comm, path, arguments.resume, requests, say, arguments.branch_from, trace)

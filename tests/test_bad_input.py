@@ -20,7 +20,8 @@ import yaml
 from PIL import Image
 
 from hvdbs import plan, train
-from hvdbs.checkpoint import State, _fingerprint, load
+from hvdbs.checkpoint import State, _fingerprint, find, load
+from hvdbs.errors import HvdbsError
 from hvdbs.launch import __main__ as launch
 
 GOOD = """\
@@ -357,6 +358,12 @@ def test_numbers_are_read_as_people_write_them(
         ("--out good.yaml", "--out: good.yaml cannot be made: File exists"),
         ("--out good.yaml/run", "--out: good.yaml/run cannot be made: Not a directory"),
         ("--out .", "--out: . is not empty; continue it with --resume auto, or name another --out"),
+        ("--out x --branch-from auto", "--branch-from: auto is no checkpoint; name a run for its newest, or step-N"),
+        (
+            "--out x --branch-from a --resume auto",
+            "--branch-from and --resume: both are given, but one starts a new run and the other goes on with its own; "
+            "--resume alone, once the branch has begun",
+        ),
         ("--resume auto", "--resume: auto needs --out, the run directory to go on in"),
         (
             "--resume nowhere",
@@ -1013,6 +1020,30 @@ def test_a_checkpoint_older_than_others_of_the_same_run(refused: Refused, run: P
     assert said.startswith("--resume: run/checkpoints/step-6 is older than step-8 of the same run; name another --out")
 
 
+@pytest.mark.parametrize("option", ["--resume", "--branch-from"])
+def test_a_pointer_is_followed_to_its_checkpoint(refused: Refused, run: Path, option: str) -> None:
+    said = refused("--out", "other", option, "run/checkpoints/latest")
+    assert said.startswith(f"{option}: run/checkpoints/step-8 is at sample 128, where this schedule has ended; ")
+    pointed = Path("run/checkpoints")
+    (pointed / "best").write_text("step-6\n")
+    for given, found in {"run/checkpoints/best": "step-6", "run/checkpoints": "step-8", "run": "step-8"}.items():
+        assert find(Path("other"), given, print, option) == pointed / found
+
+    def line(given: str) -> str:
+        with pytest.raises(HvdbsError, match=f"^{option}: ") as error:
+            find(Path("other"), given, print, option)
+        return str(error.value)
+
+    (pointed / "latest").write_text("step-7\n")
+    assert "step-7 is no whole checkpoint (manifest.json is missing" in line("run/checkpoints/latest")
+    (pointed / "latest").write_text("../elsewhere\n")
+    assert "latest is a file that points to no checkpoint; " in line("run/checkpoints/latest")
+    assert line("run/checkpoints/step-6/model.pt").endswith("; did you mean run/checkpoints/step-6?")
+    for folder in pointed.glob("step-*"):
+        (folder / "manifest.json").unlink()
+    assert "no whole checkpoint in run/checkpoints: step-8 (manifest.json is missing or" in line("run")
+
+
 def test_files_of_a_run_that_are_not_of_hvdbs(refused: Refused, run: Path) -> None:
     shutil.rmtree(run / "checkpoints" / "step-8")
     steps = (run / "steps.csv").read_text()
@@ -1038,6 +1069,19 @@ def test_a_finished_run_leaves_a_branch_nothing_to_train(refused: Refused, run: 
 def test_a_finished_run_is_not_resumed_into_another_folder(refused: Refused, run: Path) -> None:
     said = refused("--out", "other", "--resume", "run")
     assert said.startswith("--resume: run/checkpoints/step-8 is at sample 128, where this schedule has ended; ")
+
+
+def test_a_run_directory_may_have_any_bytes_in_its_name(work: Path) -> None:
+    """So it is with ä in Latin-1, and with any ä where the locale is C and Python has been told to take it at its word:
+    Python has surrogates for such bytes, and tensorboard takes UTF-8 alone."""
+    name = os.fsdecode(b"runs/\xe4")
+    arguments = ["--config", write(GOOD), "--logging.tensorboard", "true"]
+    assert train.main([*arguments, "--out", name]) == 0
+    (events,) = Path(name, "tensorboard").iterdir()
+    assert events.stat().st_size > 500
+    longer = ["--schedule.epochs", "3", "--branch-from", f"{name}/checkpoints/latest"]
+    assert train.main([*arguments, *longer, "--out", name + name[-1]]) == 0
+    assert json.loads(Path(name + name[-1], "parent.json").read_bytes())["checkpoint"].endswith("step-8")
 
 
 def test_what_a_checkpoint_holds_is_only_data(run: Path) -> None:

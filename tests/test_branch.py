@@ -108,9 +108,9 @@ def test_a_branch_says_where_it_is_from_and_in_what_it_differs(parent: Path, tmp
             [],
             "has optimizer.name sgd, not adagrad; a branch keeps",
         ),
-        ({}, ["--resume", "auto"], "step-12 is a checkpoint, and no --resume stands beside it"),
+        ({}, ["--resume", "auto"], "--branch-from and --resume: both are given, but one starts"),
         ({}, ["--branch-from", "runs/none"], "--branch-from: runs/none does not exist"),
-        ({}, ["--branch-from", "auto"], "--branch-from: auto is a checkpoint"),
+        ({}, ["--branch-from", "auto"], "--branch-from: auto is no checkpoint"),
     ],
 )
 def test_what_cannot_be_a_branch_is_refused(

@@ -177,9 +177,9 @@ def _write(options: argparse.Namespace, rest: Sequence[str], program: Sequence[s
         sys.stdout.write(text)
         return 0
     path = Path(options.sbatch or f"{name}.sbatch")
-    if path.exists() and path.read_text(errors="replace") != text:
+    if path.exists() and path.read_bytes() != text.encode(errors="surrogateescape"):
         raise refusal("--sbatch", path, "exists and says something else", "remove it, or --sbatch other.sbatch")
-    path.write_text(text)
+    path.write_bytes(text.encode(errors="surrogateescape"))
     print(f"wrote {path}; submit it with: sbatch {path}")
     return 0
 

@@ -71,7 +71,7 @@ def _written(out: Path | None) -> tuple[int, int] | None:
 def outcome(out: Path | None) -> str | None:
     """finished, stopped or failed, as exit.json has it; None while there is none."""
     try:
-        found: object = None if out is None else json.loads((out / "exit.json").read_text())["outcome"]
+        found: object = None if out is None else json.loads((out / "exit.json").read_bytes())["outcome"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if isinstance(found, str) else None
