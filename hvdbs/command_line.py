@@ -74,6 +74,8 @@ def parser(prog: str, description: str, examples: str) -> ArgumentParser:
     set_loader("yaml", lambda text: yaml.load(text, _Loader), (yaml.YAMLError, ValueError))
     # Where a number is to stand and a word does, jsonargparse asks its own loader, and '1:30' would be ninety again.
     _loaders_dumpers.yaml_default_loader = _Loader  # type: ignore[assignment]  # None at first
+    # It also reads plain numbers of its own accord, and 16.0 would be no whole number.
+    _loaders_dumpers.load_basic = lambda text: _loaders_dumpers.not_loaded
     result = ArgumentParser(
         prog=prog,
         description=description,
@@ -189,7 +191,14 @@ def _refuse_minutes(loader: _Loader, node: yaml.ScalarNode) -> None:
     raise yaml.MarkedYAMLError(problem=f"{node.value} is no number, only a time", problem_mark=node.start_mark)
 
 
+def _number(loader: _Loader, node: yaml.ScalarNode) -> int | float:
+    """16.0 and 1e3 are whole numbers: fields that take others make floats of them again."""
+    value = loader.construct_yaml_float(node)
+    return int(value) if value.is_integer() and abs(value) < 2**63 else value
+
+
 _Loader.add_constructor("tag:yaml.org,2002:int", _whole_number)
+_Loader.add_constructor("tag:yaml.org,2002:float", _number)
 _Loader.add_implicit_resolver("!minutes", re.compile(r"^[-+]?[0-9]+(?::[0-9]+)+(?:\.[0-9]*)?$"), list("-+0123456789"))
 _Loader.add_constructor("!minutes", _refuse_minutes)
 
@@ -199,6 +208,10 @@ def _check_names(data: dict[Any, Any], kind: type, prefix: str) -> None:
     hints = get_type_hints(kind)
     for name, value in data.items():
         if name not in hints:
+            if f"{prefix}{name}" in _fields(Config):  # dotted, as on a command line
+                *outer, leaf = f"{prefix}{name}".split(".")
+                rule = f"is a name for the command line; in a file {leaf} stands under {'.'.join(outer)}"
+                raise HvdbsError(f"{prefix}{name}: {rule}: {{{leaf}: ...}}")
             known = [*(f"{prefix}{one}" for one in hints), *_fields(Config)]
             raise HvdbsError(f"{prefix}{name}: no such field; {_closest(f'{prefix}{name}', known)}")
         if not dataclasses.is_dataclass(hints[name]):
@@ -219,15 +232,17 @@ def _fields(kind: Any, prefix: str = "") -> list[str]:
     return names
 
 
-def _closest(name: str, known: Sequence[str]) -> str:
-    """What may be meant: the names with the same last part, else with one spelt like it, in the same section if any."""
+def _closest(name: str, known: Sequence[str], mark: str = "") -> str:
+    """What may be meant: the names with the same last part, else with one spelt like it, in the same section if any.
+
+    ``mark`` is what they are written with."""
     group, _, leaf = name.rpartition(".")
     leaves = {one: one.rpartition(".")[2] for one in known}
     close = [one for one in leaves if leaves[one] == leaf]
     for within in ([one for one in leaves if one.rpartition(".")[0] == group], leaves):
         similar = difflib.get_close_matches(leaf, [leaves[one] for one in within], n=1)
         close = close or [one for one in within if leaves[one] in similar]
-    return f"did you mean {' or '.join(close[:3])}?" if close else "--help lists all"
+    return f"did you mean {' or '.join(mark + one for one in close[:3])}?" if close else "--help lists all"
 
 
 _KINDS = {
@@ -244,6 +259,8 @@ def _readable(text: str, command: ArgumentParser) -> str:
     """jsonargparse's message as one line: the field, the value and what it must be, or the name that may be meant."""
     key = re.match(r'\s*Parser key "([^"]+)"', text)
     field = key.group(1) if key else ""
+    if field and field.partition(".")[0] not in {**get_type_hints(Config), **get_type_hints(StageConfig)}:
+        field = f"--{field.replace('_', '-')}"
     if found := re.search(r"Importing '([^']+)'", text):
         return f"{field or '--config'}: {found.group(1)} is the name of a class, and a config has values only"
     if found := re.search(r"given class_path '[\w.]+StageConfig':(.*)", text, re.DOTALL):
@@ -252,7 +269,7 @@ def _readable(text: str, command: ArgumentParser) -> str:
         word = found.group(1)
         own = [action.dest for action in command._actions if "." not in action.dest]
         known = [*_fields(Config), *(name for name in own if name not in get_type_hints(Config))]
-        return f"{word}: no such option; {_closest(word.lstrip('-'), known)}"
+        return f"{word}: no such option; {_closest(word.lstrip('-'), known, '--')}"
     if found := re.search(r"Group '([^']+)' does not accept option '([^']+)'", text):
         name = f"{found.group(1)}.{found.group(2)}"
         return f"{name}: no such field; {_closest(name, _fields(Config))}"
@@ -272,9 +289,21 @@ def _readable(text: str, command: ArgumentParser) -> str:
     kinds = [_KINDS[name] for name in re.findall(r"Expected a <class '(\w+)'>", text) if name in _KINDS]
     kinds[:0] = [word for words in re.findall(r"Expected a typing.Literal\[(.+)\]", text) for word in _quoted(words)]
     if field and kinds and value:
-        return f"{field}: {value.group(1).strip()} is not {' or '.join(dict.fromkeys(kinds))}"
+        given = value.group(1).strip()
+        if "a whole number" in kinds and _is_whole(given):
+            return f"{field}: {given} must lie between -2^63 and 2^63"
+        return f"{field}: {given} is not {' or '.join(dict.fromkeys(kinds))}"
+    if found := re.match(r"argument (--\S+): (.*)", text):
+        return f"{found.group(1)}: {found.group(2)}"
     rest = " ".join(text.split())
     return f"{field}: {rest.removeprefix(key.group(0).strip()).lstrip(': ')}" if key else rest
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        return float(text).is_integer()
+    except ValueError:
+        return False
 
 
 def _quoted(text: str) -> list[str]:

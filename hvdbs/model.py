@@ -117,6 +117,8 @@ def build_model(config: ModelConfig, classes: int) -> nn.Module:
         if not config.name.startswith(("resnet", "resnext", "wide_resnet")):
             raise refusal("model.zero_init_last_gamma", True, f"needs residual blocks, which {config.name} has not")
         options["zero_init_residual"] = True
+    if config.name in ("googlenet", "inception_v3"):
+        options["init_weights"] = True  # their default, of which torchvision warns that it will not stay
     known = torchvision.models.list_models(module=torchvision.models)
     if config.name in known:
         found: nn.Module = torchvision.models.get_model(config.name, weights=None, num_classes=classes, **options)

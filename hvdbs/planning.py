@@ -18,7 +18,7 @@ from hvdbs.factors import choices, eligible, sizes
 from hvdbs.model import network
 from hvdbs.optim import effective_lr
 from hvdbs.records import PlanRow
-from hvdbs.schedule import Length, Schedule, Stage, spans
+from hvdbs.schedule import Schedule, Stage, epochs_in_samples, spans
 from hvdbs.surfaces import dimension
 
 _IDLE_SHARE_WARNED = 0.2
@@ -96,7 +96,7 @@ def _refuse_single_sample(stage: Stage, config: Config, model: nn.Module) -> Non
         if config.micro_batch == 1:
             raise refusal("micro_batch", 1, f"leaves single samples, {rule}", "at least 2") from None
         raise refusal(
-            f"stage {stage.index}: global_batch",
+            f"schedule: stage {stage.index} global_batch",
             stage.global_batch,
             f"leaves a last micro-batch of 1 sample (micro_batch {config.micro_batch}), {rule}",
             f"{stage.global_batch - 1} or {stage.global_batch + 1}",
@@ -213,4 +213,4 @@ def meta_model(config: Config, classes: int | None) -> nn.Module:
 def evaluation_period(config: Config, train_samples: int) -> int:
     """Samples between evaluations; 0 for the end alone."""
     every = config.evaluation.every_epochs
-    return Length(epochs=every).in_samples("evaluation.every_epochs", train_samples) if every else 0
+    return epochs_in_samples("evaluation.every_epochs", every, train_samples) if every else 0

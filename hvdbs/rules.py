@@ -36,6 +36,10 @@ def _values(section: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
                 yield from _values(row, f"{prefix}{name}[{index}].")
 
 
+def _floats(value: Any) -> list[float]:
+    return [one for one in (value if isinstance(value, tuple) else (value,)) if isinstance(one, float)]
+
+
 def check(config: Config) -> None:
     """Rules between fields that need no data. Raises HvdbsError at the first one broken."""
     for name, value, hint in _values(config):
@@ -43,6 +47,8 @@ def check(config: Config) -> None:
             raise refusal(name, "null", "is no value for this field", "leave it out for its default")
         if name != "seed":
             check_range(name, value)
+        if not all(math.isfinite(number) for number in _floats(value)):
+            raise refusal(name, list(value) if isinstance(value, tuple) else value, "must be finite")
     at_least_one = {
         "micro_batch": config.micro_batch,
         "threads": config.threads,
@@ -52,7 +58,6 @@ def check(config: Config) -> None:
         "data.read_ahead": config.data.read_ahead,
         "data.train_samples": config.data.train_samples,
         "data.val_samples": config.data.val_samples,
-        "model.classes": config.model.classes,
         "model.width": config.model.width,
         "communication.bucket_bytes": config.communication.bucket_bytes,
         "evaluation.micro_batch": config.evaluation.micro_batch,
@@ -65,6 +70,8 @@ def check(config: Config) -> None:
     for name, value in at_least_one.items():
         if value is not None and value < 1:
             raise refusal(name, value, "must be at least 1")
+    if config.model.classes is not None and config.model.classes < 2:
+        raise refusal("model.classes", config.model.classes, "must be at least 2, or there is nothing to tell apart")
     at_most = {
         "threads": (config.threads, MOST_THREADS),
         "data.threads": (config.data.threads, MOST_THREADS),
@@ -83,7 +90,7 @@ def check(config: Config) -> None:
         "logging.line_seconds": config.logging.line_seconds,
     }
     for name, number in at_least_zero.items():
-        if not number >= 0:
+        if number < 0:
             raise refusal(name, number, "must be at least 0")
     below_one = {
         "optimizer.momentum": config.optimizer.momentum,
@@ -100,14 +107,14 @@ def check(config: Config) -> None:
     tuning = config.schedule.autotune
     if not 0 < tuning.horizon <= 1:
         raise refusal("schedule.autotune.horizon", tuning.horizon, "must lie in (0, 1]", "0.2")
-    if not (math.isfinite(tuning.largest_change) and tuning.largest_change >= 1):
-        raise refusal("schedule.autotune.largest_change", tuning.largest_change, "must be at least 1 and finite", "8")
+    if tuning.largest_change < 1:
+        raise refusal("schedule.autotune.largest_change", tuning.largest_change, "must be at least 1", "8")
     if tuning.mode == "band" and config.optimizer.name != "sgd":
         rule = f"predicts norms under optimizer.name sgd, not {config.optimizer.name}"
         raise refusal("schedule.autotune.mode", "band", rule, "mode: rule")
     gamma = config.optimizer.proximal_gamma
-    if gamma is not None and not (math.isfinite(gamma) and gamma > 0):
-        raise refusal("optimizer.proximal_gamma", gamma, "must be positive and finite", "null switches it off")
+    if gamma is not None and gamma <= 0:
+        raise refusal("optimizer.proximal_gamma", gamma, "must be positive", "null switches it off")
     if config.optimizer.nesterov and config.optimizer.momentum == 0:
         raise refusal("optimizer.nesterov", True, "needs momentum", "optimizer.momentum: 0.9")
     if config.communication.wire != "none" and config.dtype != "float32":
@@ -120,14 +127,14 @@ def check(config: Config) -> None:
         raise refusal("communication.autotune", True, rule, "deterministic: false, or autotune: false")
     link = config.communication.link
     for name, speed in {"bytes_per_second": link.bytes_per_second, "flops_per_second": link.flops_per_second}.items():
-        if speed is not None and not (math.isfinite(speed) and speed > 0):
-            raise refusal(f"communication.link.{name}", speed, "must be positive and finite")
-    if not (math.isfinite(link.latency_seconds) and link.latency_seconds >= 0):
-        raise refusal("communication.link.latency_seconds", link.latency_seconds, "must be a finite number, at least 0")
+        if speed is not None and speed <= 0:
+            raise refusal(f"communication.link.{name}", speed, "must be positive")
+    if link.latency_seconds < 0:
+        raise refusal("communication.link.latency_seconds", link.latency_seconds, "must be at least 0")
     if config.autocast != "none" and config.dtype != "float32":
         raise refusal("autocast", config.autocast, f"needs dtype float32, not {config.dtype}", "autocast: none")
     clip = config.optimizer.clip_norm
-    if clip is not None and not clip > 0:
+    if clip is not None and clip <= 0:
         raise refusal("optimizer.clip_norm", clip, "must be positive", "null switches clipping off")
     _check_extrapolation(config.extrapolation)
     if config.data.resize < config.data.image_size:
@@ -136,10 +143,8 @@ def check(config: Config) -> None:
         if not 0 < low <= high or (name == "scale" and high > 1):
             top = " and end at 1 at most" if name == "scale" else ""
             raise refusal(f"data.augment.{name}", [low, high], f"must increase from above 0{top}")
-    if any(not math.isfinite(value) for value in config.data.mean):
-        raise refusal("data.mean", list(config.data.mean), "must be finite")
-    if any(not (math.isfinite(value) and value > 0) for value in config.data.std):
-        raise refusal("data.std", list(config.data.std), "must be positive and finite")
+    if min(config.data.std) <= 0:
+        raise refusal("data.std", list(config.data.std), "must be positive")
     _check_surface(config)
 
 
@@ -161,8 +166,8 @@ def _check_extrapolation(config: ExtrapolationConfig) -> None:
         value = f"ratio={config.ratio}, length={config.length}"
         raise refusal("extrapolation", value, "needs exactly one of ratio and length", "ratio: 1.0 is the length of lr")
     for name, number in {"ratio": config.ratio, "length": config.length}.items():
-        if number is not None and not (math.isfinite(number) and number >= 0):
-            raise refusal(f"extrapolation.{name}", number, "must be a finite number, at least 0")
+        if number is not None and number < 0:
+            raise refusal(f"extrapolation.{name}", number, "must be at least 0")
     if direction == "global_past" and config.granularity == "micro":
         rule = "cannot be global_past's, whose gradient is that of a whole window"
         raise refusal("extrapolation.granularity", "micro", rule, "window, or direction: local_past")
@@ -212,11 +217,10 @@ def _check_surface(config: Config) -> None:
     positive = ("a", "b", "c", "largest", "teacher_norm")
     for name in (*positive, "power", "label_noise", "distance"):
         number = getattr(surface, name)
-        if not (math.isfinite(number) and (number > 0 if name in positive else number >= 0)):
-            rule = "must be positive and finite" if name in positive else "must be a finite number, at least 0"
-            raise refusal(f"data.analytic.{name}", number, rule)
-    if not all(math.isfinite(weight) for weight in surface.start):
-        raise refusal("data.analytic.start", list(surface.start), "must be finite")
+        if not (number > 0 if name in positive else number >= 0):
+            raise refusal(
+                f"data.analytic.{name}", number, f"must be {'positive' if name in positive else 'at least 0'}"
+            )
     if surface.dimension < 1:
         raise refusal("data.analytic.dimension", surface.dimension, "must be at least 1")
     _check_spectrum(surface)
@@ -233,8 +237,8 @@ def _check_spectrum(surface: AnalyticConfig) -> None:
     values = surface.eigenvalues
     if not values:
         return
-    if any(not (math.isfinite(value) and value > 0) for value in values):
-        raise refusal("data.analytic.eigenvalues", list(values), "must be positive and finite")
+    if min(values) <= 0:
+        raise refusal("data.analytic.eigenvalues", list(values), "must be positive")
     if len(values) != surface.dimension:
         raise refusal(
             "data.analytic.eigenvalues",

@@ -34,22 +34,41 @@ class Length:
                 "needs exactly one of epochs and samples",
             )
         if self.samples is not None:
-            if self.samples < 1:
-                raise refusal(f"{what}.samples", self.samples, "must be at least 1")
-            return self.samples
+            return whole_samples(f"{what}.samples", self.samples)
         assert self.epochs is not None
-        exact = self.epochs * train_samples
-        if not math.isfinite(exact) or exact < 1:
-            raise refusal(f"{what}.epochs", self.epochs, f"must be at least one sample of {train_samples}")
-        if abs(exact - round(exact)) > 1e-6:
-            low = math.floor(exact)
-            raise refusal(
-                f"{what}.epochs",
-                self.epochs,
-                f"is {exact:g} samples of an epoch of {train_samples}, not a whole number",
-                f"use samples: {low} or {low + 1}",
-            )
-        return round(exact)
+        return epochs_in_samples(f"{what}.epochs", self.epochs, train_samples, "samples")
+
+
+def whole_samples(field: str, samples: int) -> int:
+    """``samples``, the value of ``field``. Raises HvdbsError unless there is at least one."""
+    if samples < 1:
+        raise refusal(field, samples, "must be at least 1")
+    return samples
+
+
+def epochs_in_samples(field: str, epochs: float, train_samples: int, instead: str = "") -> int:
+    """``epochs``, the value of ``field``, in samples. ``instead``: the field that takes samples, if there is one.
+
+    Raises HvdbsError unless it is a whole number of samples, from 1 to 2^63.
+    """
+    if not math.isfinite(epochs):
+        raise refusal(field, epochs, "must be finite")
+    exact = epochs * train_samples
+    if exact < 1:
+        raise refusal(field, epochs, f"must be at least one sample of {train_samples}", f"{1 / train_samples:.6g}")
+    if exact >= 2**63:
+        most = f"below {2**63 / train_samples:.3g}"
+        raise refusal(field, epochs, f"is 2^63 samples or more of an epoch of {train_samples}", most)
+    if abs(exact - round(exact)) > 1e-6:
+        low = math.floor(exact)
+        near = [low, low + 1] if instead else [count / train_samples for count in (low, low + 1)]
+        raise refusal(
+            field,
+            epochs,
+            f"is {exact:.10g} samples of an epoch of {train_samples}, not a whole number",
+            f"use {instead}: {near[0]} or {near[1]}" if instead else f"{near[0]} or {near[1]}",
+        )
+    return round(exact)
 
 
 @dataclass(frozen=True)

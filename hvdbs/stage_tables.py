@@ -12,11 +12,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hvdbs import autotune
 from hvdbs.errors import refusal
-from hvdbs.schedule import Length, Schedule, ScheduleConfig, Stage, StageConfig
+from hvdbs.schedule import (
+    Length,
+    Schedule,
+    ScheduleConfig,
+    Stage,
+    StageConfig,
+    epochs_in_samples,
+    whole_samples,
+)
 
 # The fields that a method reads beside method and warmup; any other that is given would be silently ignored.
 _LENGTHS = ("stage_epochs", "stage_samples")
@@ -51,7 +59,7 @@ def resolve(config: ScheduleConfig, train_samples: int) -> Schedule:
     stages: list[Stage] = []
     begin = 0
     for index, row in enumerate(_ROWS[config.method](config, train_samples)):
-        _check(f"schedule stage {index}: ", row)
+        _check(row, f"schedule.stages[{index}]" if config.method == "table" else f"schedule: stage {index}")
         end = begin + row.samples
         if end >= 2**63:
             raise refusal("schedule", f"stage {index} ends at sample {end}", "which must lie below 2^63")
@@ -100,20 +108,23 @@ def _start(config: ScheduleConfig) -> StageConfig:
     if config.global_batch is None or config.lr is None:
         missing = "global_batch" if config.global_batch is None else "lr"
         raise refusal(f"schedule.{missing}", "none", f"must be given for method {config.method}")
-    lr, per = config.lr, config.lr_per_samples
+    first = StageConfig(config.global_batch, config.lr, config.weight_decay)
+    _check(first, "schedule")
+    per = config.lr_per_samples
     if per is not None:
         if per < 1:
             raise refusal("schedule.lr_per_samples", per, "must be at least 1", "256, as in arXiv 1706.02677")
-        lr = lr * config.global_batch / per
-    first = StageConfig(config.global_batch, lr, config.weight_decay)
-    _check("schedule.", first)
+        first = replace(first, lr=config.lr * config.global_batch / per)
     return first
 
 
 def _one_batch(config: ScheduleConfig, train_samples: int) -> Iterator[_Row]:
     start = _start(config)
     total = Length(config.epochs, config.samples).in_samples("schedule", train_samples)
-    cuts = [Length(epochs=e).in_samples("schedule.milestones", train_samples) for e in config.milestones]
+    cuts = [
+        epochs_in_samples(f"schedule.milestones[{index}]", epochs, train_samples)
+        for index, epochs in enumerate(config.milestones)
+    ]
     if cuts != sorted(set(cuts)) or (cuts and cuts[-1] >= total):
         raise refusal(
             "schedule.milestones",
@@ -133,10 +144,10 @@ def _lengths(config: ScheduleConfig, train_samples: int) -> list[int]:
     if bool(epochs) == bool(samples):
         given = f"stage_epochs={list(epochs)}, stage_samples={list(samples)}"
         raise refusal("schedule", given, "needs exactly one of stage_epochs and stage_samples")
-    if epochs:
-        lengths = [Length(epochs=e).in_samples("schedule.stage_epochs", train_samples) for e in epochs]
-    else:
-        lengths = [Length(samples=n).in_samples("schedule.stage_samples", train_samples) for n in samples]
+    lengths = [
+        epochs_in_samples(f"schedule.stage_epochs[{index}]", length, train_samples, "stage_samples")
+        for index, length in enumerate(epochs)
+    ] or [whole_samples(f"schedule.stage_samples[{index}]", length) for index, length in enumerate(samples)]
     if count is None:
         return lengths
     if not 1 <= count <= _MOST_STAGES:
@@ -227,17 +238,19 @@ def _positive(name: str, value: float) -> None:
         raise refusal(name, value, "must be positive")
 
 
-def _check(what: str, row: _Row | StageConfig) -> None:
-    if row.global_batch < 1:
-        raise refusal(f"{what}global_batch", row.global_batch, "must be at least 1")
-    if row.global_batch >= 2**63:
-        raise refusal(f"{what}global_batch", row.global_batch, "must lie below 2^63")
-    for name in ("lr", "weight_decay"):
-        value = getattr(row, name)
-        if not (math.isfinite(value) and value >= 0):
-            raise refusal(f"{what}{name}", value, "must be a finite number, at least 0")
-        if value > _LARGEST_FLOAT32:
-            raise refusal(f"{what}{name}", value, f"must be a number of float32, at most {_LARGEST_FLOAT32:g}")
+def _check(row: _Row | StageConfig, section: str) -> None:
+    """``section``: of the config, whose fields ``row`` has, or with a colon, what has come of it."""
+    for name in ("global_batch", "lr", "weight_decay"):
+        value, rule = getattr(row, name), ""
+        if name == "global_batch":
+            if not 1 <= value < 2**63:
+                rule = "must be at least 1" if value < 1 else "must lie below 2^63"
+        elif not (math.isfinite(value) and value >= 0):
+            rule = "must be a finite number, at least 0"
+        elif value > _LARGEST_FLOAT32:
+            rule = f"must be a number of float32, at most {_LARGEST_FLOAT32:g}"
+        if rule:
+            raise refusal(f"{section}{' ' if ':' in section else '.'}{name}", value, rule)
 
 
 _ROWS: dict[str, Callable[[ScheduleConfig, int], Iterator[_Row]]] = {

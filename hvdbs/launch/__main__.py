@@ -32,7 +32,7 @@ examples:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise HvdbsError(f"{message}; --help lists all options")
+        raise HvdbsError(f"{message.removeprefix('argument ')}; --help lists all options")
 
 
 def parser() -> argparse.ArgumentParser:
