@@ -135,9 +135,7 @@ def assemble(
         n = source.train_samples
         schedule = resolve(config.schedule, n)
         period = planning.evaluation_period(config, n)
-        classes = config.model.classes or len(source.classes) or None
-        if classes is not None and classes < len(source.classes):
-            raise refusal("model.classes", classes, f"is less than the {len(source.classes)} classes of the data")
+        classes = planning.outputs(config, source.classes)
         config = replace(  # with the sizes of the data, so that a run is not resumed on other data
             config, data=replace(config.data, train_samples=n), model=replace(config.model, classes=classes)
         )

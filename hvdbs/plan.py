@@ -110,7 +110,9 @@ def sizes(config: Config) -> tuple[int, int | None]:
             "give it, or data.train_samples and model.classes",
         )
     index = share_index(os.path.expanduser(config.data.root), config.data.index_dir, Solo())
-    return len(index.train), config.model.classes or len(index.classes)
+    for line in index.warnings():
+        print(line)
+    return len(index.train), planning.outputs(config, index.classes)
 
 
 if __name__ == "__main__":

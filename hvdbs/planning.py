@@ -210,6 +210,18 @@ def meta_model(config: Config, classes: int | None) -> nn.Module:
     return model.to(getattr(torch, config.dtype))
 
 
+def outputs(config: Config, names: Sequence[str]) -> int | None:
+    """The model's outputs K for data with the classes ``names``; None where there are none. Raises HvdbsError for one
+    class, or for more than the config has."""
+    if len(names) == 1:
+        rule = f"has one class, {names[0]}, and nothing to tell it from"
+        raise refusal("data.root", config.data.root, rule, "a folder for each of two classes or more")
+    classes = config.model.classes or len(names) or None
+    if classes is not None and classes < len(names):
+        raise refusal("model.classes", classes, f"is less than the {len(names)} classes of the data")
+    return classes
+
+
 def evaluation_period(config: Config, train_samples: int) -> int:
     """Samples between evaluations; 0 for the end alone."""
     every = config.evaluation.every_epochs

@@ -922,6 +922,41 @@ def test_an_image_folder_without_the_right_layout(refused: Refused, images: Path
     assert refused(config=IMAGES).startswith("data.root: data is not a folder; expected train/<class>/*")
 
 
+def test_images_that_are_trained_on_and_scored(
+    refused: Refused, images: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A link of either kind is seen at once and refused; of copies a few are looked at, and said to be there."""
+    same = "is the same file as data/train/cat/"
+    for link in (os.link, os.symlink):
+        link(images / "train" / "cat" / "3.png", images / "val" / "dog" / "9.png")
+        assert refused(config=IMAGES).startswith(f"data: data/val/dog/9.png {same}3.png; its score says nothing if")
+        (images / "val" / "dog" / "9.png").unlink()
+    (images / "val" / "cat").rename(images.parent / "kept")
+    (images / "val" / "cat").symlink_to(images / "train" / "cat")
+    assert f"data: data/val/cat/0.png (and 5 more) {same}0.png" in refused(config=IMAGES)
+    (images / "val" / "cat").unlink()
+
+    # train and val swapped, and a class without images in what is val now
+    (images / "train").rename(images / "small")
+    (images / "val").rename(images / "train")
+    (images / "small").rename(images / "val")
+    assert refused(config=IMAGES) == "data: data/val/cat is a class that train does not have; known: dog"
+    (images.parent / "kept").rename(images / "train" / "cat")
+    shutil.rmtree(images / "val" / "cat")
+    for folder in images.glob("*/*"):
+        os.utime(folder, LONG_AGO)
+    assert train.main(["--config", write(IMAGES), "--out", "run", "--schedule.samples", "4"]) == 0
+    first, second, third = [line for line in capsys.readouterr().out.splitlines() if "warning: data: " in line]
+    assert "4 of 4 images that were looked at are in train and in val, such as data/train/" in first
+    assert second.endswith("1 of 2 classes have no images in val (cat)")
+    assert third.endswith("val holds 6 images, train 4: are they swapped?")
+
+    shutil.rmtree(images / "train" / "cat")
+    assert plan.main(["--config", "good.yaml"]) == 2  # lists the folder and keeps the list
+    assert "data has one class, dog" in capsys.readouterr().err
+    assert refused(config=IMAGES).startswith("data.root: data has one class, dog, and nothing to tell it from; ")
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [

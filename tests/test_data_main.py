@@ -129,13 +129,27 @@ def test_check_names_each_bad_file_and_writes_nothing(
         (line,) = [line for line in lines if str(root / name) in line]
         assert reason in line
     assert last.startswith(f"91 files decoded by {'DALI' if backend == 'dali' else 'Pillow'}")
-    assert last.endswith(": 5 bad")
+    assert last.endswith(": 5 bad, none of val also in train")
     assert snapshot(root) == before
 
     for name in bad:
         (root / name).unlink()
     assert main(["check", str(root), "--backend", backend]) == 0
-    assert capsys.readouterr().out.endswith(": none bad\n")
+    assert capsys.readouterr().out.endswith(": none bad, none of val also in train\n")
+
+
+def test_check_finds_copies_whatever_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = two_classes(tmp_path, train=4, val=3)
+    for number, name in enumerate(("val/cat/a.jpg", "val/dog/b.jpg")):
+        (root / name).write_bytes((root / f"train/cat/{number + 1}.jpg").read_bytes())
+    settle(root)
+    assert main(["check", str(root), "--backend", "pillow"]) == 1
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert [line.partition(";")[0] for line in lines] == [
+        f"data: {root}/val/{val} holds the same bytes as {root}/train/cat/{train}.jpg"
+        for val, train in (("cat/a.jpg", 1), ("dog/b.jpg", 2))
+    ]
+    assert last.endswith(": none bad, 2 of val also in train")
 
 
 @pytest.mark.parametrize("arguments", [["index", "nowhere"], ["check", "nowhere"], ["check", ".", "--threads", "0"]])

@@ -24,14 +24,18 @@ examples:
   python -m hvdbs.data fashion-mnist --out data/fashion-mnist --samples 20000
                                                      fetch Debian's package of it, unpack it, write PNGs
   python -m hvdbs.data index /scratch/imagenet       list the folder again and keep the list
-  python -m hvdbs.data check /scratch/imagenet       decode every file once and name the bad ones
+  python -m hvdbs.data check /scratch/imagenet       decode every file once; name the bad ones, and those of val
+                                                     that are in train too
 
 An image folder holds train/<class>/* and val/<class>/*: JPEG or PNG files, whatever their names' case.
 """
 
 
+_MOST_COPIES = 20  # that are named
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code: 0, 1 if ``check`` found bad files, 2 for a mistake (one line on stderr)."""
+    """Run one command; its exit code: 0, 1 if ``check`` found something, 2 for a mistake (one line on stderr)."""
     arguments = _parser().parse_args(argv)
     try:
         code: int = arguments.run(arguments)
@@ -63,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("root", metavar="ROOT", help="the image folder")
     one.add_argument("--index-dir", metavar="DIR", help="keep the list there, not beside the data (data.index_dir)")
     one.set_defaults(run=_index)
-    one = commands.add_parser("check", help="decode every file of an image folder once; writes nothing")
+    one = commands.add_parser("check", help="decode every file of an image folder once, compare train and val")
     one.add_argument("root", metavar="ROOT", help="the image folder")
     one.add_argument("--index-dir", metavar="DIR", help="where its list is kept, if not beside the data")
     one.add_argument("--backend", choices=("auto", "dali", "pillow"), default="auto", help="who decodes (auto)")
@@ -102,6 +106,7 @@ def _index(arguments: argparse.Namespace) -> int:
         print(f"{name:<7}{len(files):>12,}{_classes(files):>10,}{int(files.sizes.sum()):>20,}")
     if index.ignored:
         print(f"{index.ignored:,} other entries are not taken for images (their suffix, hidden, folders)")
+    print(*index.warnings(), sep="\n", end="\n" if index.warnings() else "")
     where = shown(str(made.path)) if made.path else "no file, since none can be written"
     print(f"listed in {seconds:.1f} seconds; kept in {where}")
     return 0
@@ -125,13 +130,19 @@ def _check(arguments: argparse.Namespace) -> int:
     index = parse(made.data, arguments.root)
     backend = agreed_backend(arguments.backend, Solo())
     decode_all = check.with_dali if backend == "DALI" else check.with_pillow
-    bad = 0
-    for problem in decode_all(index, threads):
+    bad, digests = 0, check.Digests(index)
+    for problem in decode_all(index, threads, digests):
         bad += 1
         print(problem, flush=True)
+    copies = digests.copies()
+    for val, train in copies[:_MOST_COPIES]:
+        print(refusal("data", shown(val), f"holds the same bytes as {shown(train)}", "take it out of one of them"))
+    if len(copies) > _MOST_COPIES:
+        print(f"data: {len(copies) - _MOST_COPIES:,} more images of val are in train too")
     files, seconds = len(index.train) + len(index.val), time.perf_counter() - start
-    print(f"{files:,} files decoded by {backend} in {seconds:.1f} seconds: {bad or 'none'} bad")
-    return 1 if bad else 0
+    found = f"{bad or 'none'} bad, {len(copies) or 'none'} of val also in train"
+    print(f"{files:,} files decoded by {backend} in {seconds:.1f} seconds: {found}")
+    return 1 if bad or copies else 0
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ import stat
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from hvdbs.errors import HvdbsError, refusal, suggestion
 
 SUFFIXES = (b".jpg", b".jpeg", b".png")
@@ -18,13 +21,15 @@ _LAYOUT = "expected train/<class>/* and val/<class>/* with JPEG or PNG files"
 
 
 class Listing(NamedTuple):
-    """The images of one split: ``names`` and ``sizes`` (bytes) for each class folder, in byte order.
+    """The images of one split: ``names``, ``sizes`` (bytes) and ``inodes`` (uint64, of what a link points to) for each
+    class folder, in byte order.
 
     ``ignored`` counts what is not taken for an image: other suffixes, hidden files, sub-folders.
     """
 
     names: list[list[bytes]]
     sizes: list[list[int]]
+    inodes: list[NDArray[np.uint64]]
     ignored: int
 
 
@@ -95,16 +100,20 @@ def list_split(root: str, split: str, classes: list[bytes]) -> Listing:
     places = [os.path.join(os.fsencode(root), split.encode(), name) for name in classes]
     with ThreadPoolExecutor(_LISTING_THREADS) as pool:
         listed = list(pool.map(_list_folder, places))
-    empty = [place for place, (names, _, _) in zip(places, listed, strict=True) if not names]
+    empty = [place for place, (names, *_) in zip(places, listed, strict=True) if not names]
     if empty:
         more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
         nearest = "images stand directly in a class folder; remove empty ones"
         raise refusal("data", shown(empty[0]) + more, "has no images", nearest)
-    return Listing([n for n, _, _ in listed], [s for _, s, _ in listed], sum(i for _, _, i in listed))
+    names, sizes, inodes, ignored = zip(*listed, strict=True)
+    return Listing(list(names), list(sizes), list(inodes), sum(ignored))
 
 
 def check_classes(root: str, train: list[bytes], val: list[bytes]) -> None:
-    """Raises HvdbsError if val has a class that train lacks, or is train. A class without validation images is fine."""
+    """Raises HvdbsError if val has a class that train lacks, or is train.
+
+    A class without validation images is allowed, and warned of (``Index.warnings``).
+    """
     if os.path.samefile(os.path.join(root, "val"), os.path.join(root, "train")):
         raise refusal("data", shown(os.path.join(os.fsencode(root), b"val")), "is the same folder as train", _LAYOUT)
     unknown = sorted(set(val) - set(train))
@@ -118,18 +127,19 @@ def _is_image_name(name: bytes) -> bool:
     return name.lower().endswith(SUFFIXES) and not name.startswith(b".")
 
 
-def _list_folder(place: bytes) -> tuple[list[bytes], list[int], int]:
-    found: list[tuple[bytes, int]] = []
+def _list_folder(place: bytes) -> tuple[list[bytes], list[int], NDArray[np.uint64], int]:
+    found: list[tuple[bytes, int, int]] = []
     ignored = 0
     try:
         with os.scandir(place) as entries:
             for entry in entries:
                 status = entry.stat() if _is_image_name(entry.name) else None
                 if status is not None and stat.S_ISREG(status.st_mode):
-                    found.append((entry.name, status.st_size))
+                    found.append((entry.name, status.st_size, status.st_ino))
                 else:
                     ignored += 1
     except OSError as error:
         raise unreadable(error.filename or place, error) from None
     found.sort()
-    return [name for name, _ in found], [size for _, size in found], ignored
+    inodes = np.array([inode for _, _, inode in found], np.uint64)
+    return [name for name, _, _ in found], [size for _, size, _ in found], inodes, ignored

@@ -18,11 +18,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from hvdbs.data import folder
+from hvdbs.data import folder, splits
 
 K = TypeVar("K", bound=np.generic)
 
-_FORMAT = 1
+_FORMAT = 2
 # A folder changed this shortly before it was listed may change again within the same tick of its file
 # system's clock.
 _SETTLED_NS = 2_000_000_000
@@ -57,7 +57,8 @@ class Files:
 class Index:
     """Both splits of ``root``. ``classes``: the sorted names of train's folders, which the labels count.
 
-    ``ignored``: entries of class folders that are not taken for images.
+    ``ignored``: entries of class folders that are not taken for images; ``copies``: what to say of images of val that
+    are copies of train's, if any were found when it was listed.
     """
 
     root: str
@@ -65,6 +66,19 @@ class Index:
     train: Files
     val: Files
     ignored: int
+    copies: str
+
+    def warnings(self) -> list[str]:
+        """What is allowed and probably not meant, a line for each."""
+        lines = [self.copies] if self.copies else []
+        unseen = np.flatnonzero(np.bincount(self.val.labels, minlength=len(self.classes)) == 0).tolist()
+        if unseen:
+            some = ", ".join(folder.shown(self.classes[label]) for label in unseen[:3])
+            more = f" and {len(unseen) - 3} more" if len(unseen) > 3 else ""
+            lines.append(f"{len(unseen)} of {len(self.classes)} classes have no images in val ({some}{more})")
+        if len(self.val) > len(self.train):
+            lines.append(f"val holds {len(self.val):,} images, train {len(self.train):,}: are they swapped?")
+        return [f"warning: {folder.shown(self.root)}: {line}" for line in lines]
 
 
 def class_times(root: str) -> dict[str, dict[bytes, int]]:
@@ -87,8 +101,11 @@ def scan(root: str, now: Callable[[], int] = time.time_ns) -> bytes:
     label = {name: number for number, name in enumerate(train)}
     arrays: dict[str, NDArray[np.generic]] = {}
     ignored = 0
-    for split, classes in (("train", train), ("val", val)):
-        listing = folder.list_split(root, split, classes)
+    named = {"train": train, "val": val}
+    listed = {split: folder.list_split(root, split, classes) for split, classes in named.items()}
+    splits.refuse_same_files(root, named, listed)
+    for split, classes in named.items():
+        listing = listed[split]
         ignored += listing.ignored
         times = [changed if changed < settled else _UNSETTLED for changed in found[split].values()]
         labels = np.array([label[name] for name in classes], np.int32)
@@ -98,6 +115,7 @@ def scan(root: str, now: Callable[[], int] = time.time_ns) -> bytes:
         arrays[f"{split}_labels"] = np.repeat(labels, [len(names) for names in listing.names])
         arrays[f"{split}_sizes"] = np.array(list(chain(*listing.sizes)), np.int64)
     arrays["about"] = np.array([_FORMAT, ignored], np.int64)
+    arrays["copies"] = np.frombuffer(splits.copies(root, named, listed).encode(), np.uint8)
     out = io.BytesIO()
     np.savez(out, allow_pickle=False, **arrays)
     return out.getvalue()
@@ -124,7 +142,8 @@ def _index(arrays: Mapping[str, NDArray[np.generic]], root: str) -> Index:
     _check(train)
     _check(val)
     ignored = int(_column(arrays, "about", np.int64)[1])
-    return Index(root, tuple(os.fsdecode(name) for name in classes), train, val, ignored)
+    copies = _column(arrays, "copies", np.uint8).tobytes().decode()
+    return Index(root, tuple(os.fsdecode(name) for name in classes), train, val, ignored, copies)
 
 
 def is_current(data: bytes, times: Mapping[str, Mapping[bytes, int]]) -> bool:

@@ -71,8 +71,8 @@ def open_source(
     """Collective. The training and validation data that ``config`` describes, the same on every rank.
 
     ``device`` is where this rank's model lives; ``notice`` is told before rank 0 lists a folder, which may
-    take minutes. Raises HvdbsError on every rank: settings that break a rule, a folder without the right
-    layout, sizes other than expected, a back-end that is missing on some rank.
+    take minutes, and what is odd about it. Raises HvdbsError on every rank: settings that break a rule, a folder
+    without the right layout, sizes other than expected, a back-end that is missing on some rank.
     """
     data = config.data
     threads = data.threads or max(1, int(own_cores(comm)))
@@ -83,6 +83,8 @@ def open_source(
     if data.root is None:
         raise refusal("data.root", "none given", "but images need a folder", "give one, or data.kind synthetic")
     index = share_index(os.path.expanduser(data.root), data.index_dir, comm, notice)
+    for line in index.warnings():
+        notice(line)
     _check_sizes(data, index)
     _check_every_rank_sees(index, comm)
     rules = Rules(config.seed, data.image_size, data.resize, data.exif, data.augment)
