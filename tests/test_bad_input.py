@@ -31,6 +31,8 @@ from hvdbs.launch import __main__ as launch
 from hvdbs.rules import check
 from hvdbs.stage_tables import resolve
 
+pytestmark = pytest.mark.usefixtures("parsers")
+
 GOOD = """\
 micro_batch: 8
 threads: 1
