@@ -15,6 +15,7 @@ import pytest
 import reference
 import rig
 import torch
+from test_odd_models import Sometimes
 from torch import nn
 from torch.nn import functional as F
 
@@ -171,24 +172,6 @@ def test_a_layer_that_changes_its_way_keeps_its_optimizer_state(
     assert len(ends[1][1]) >= 6
     assert rig.worst_error(ends[1][0], ends[0][0]) < 1e-12
     assert rig.worst_error(ends[1][1], ends[0][1]) < 1e-12
-
-
-class Sometimes(nn.Module):
-    """A branch that only some micro-batches take, or none."""
-
-    def __init__(self, threshold: float) -> None:
-        super().__init__()
-        self.threshold = threshold
-        self.first = nn.Linear(20, 16)
-        self.branch = nn.Linear(16, 16)
-        self.last = nn.Linear(16, rig.CLASSES)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = F.relu(self.first(x))
-        if x.mean() > self.threshold:
-            h = h + F.relu(self.branch(h))
-        logits: torch.Tensor = self.last(h)
-        return logits
 
 
 @pytest.mark.parametrize("threshold", [0.0, 0.05, 9.0])
