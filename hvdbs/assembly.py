@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +36,7 @@ from hvdbs.loop import Run
 from hvdbs.metrics import RunDirectory
 from hvdbs.model import network
 from hvdbs.progress import Progress
+from hvdbs.pulse import Pulse
 from hvdbs.recorder import Account, Silent, Totals
 from hvdbs.records import STOP_FILE, PlanRow
 from hvdbs.schedule import decide
@@ -43,6 +45,7 @@ from hvdbs.step import Replica, Requests
 from hvdbs.surfaces import dimension
 from hvdbs.tracing import ChromeTracer, Tracer, Untraced, writable
 from hvdbs.trail import Trail, logged_weights
+from hvdbs.watchdog import STUCK_FOLDER
 
 _TRIAL_PIXELS, _TRIAL_SAMPLES = 64, 4
 _OF_A_NODE = {"threads", "data.root", "data.index_dir", "data.threads"}
@@ -63,8 +66,8 @@ def agreed(comm: Communicator) -> Iterator[None]:
 class Assembled:
     """A run that is ready to start at ``progress``.
 
-    ``layers``: those that could go by factors. ``files``, ``display`` and ``account`` are rank 0's, and None if the run
-    is ``complete``: trained and summed up.
+    ``layers``: those that could go by factors. ``hosts`` by rank. ``files``, ``display`` and ``account`` are rank 0's,
+    and None if the run is ``complete``: trained and summed up.
     """
 
     run: Run
@@ -72,6 +75,7 @@ class Assembled:
     best_merit: float | None
     plan: list[PlanRow]
     layers: list[Linear]
+    hosts: list[str]
     out: Path
     files: RunDirectory | None
     display: console.Display | None
@@ -116,6 +120,7 @@ def assemble(
     say: Callable[[str], None],
     branch_from: str | None = None,
     trace: Path | None = None,
+    pulse: Pulse | None = None,
 ) -> Assembled:
     """Collective. Raises AgreedError for whatever is wrong; ``out`` is not touched then.
 
@@ -175,6 +180,7 @@ def assemble(
             engine = Engine(config, schedule, n, known)
     about = {"host": socket.gethostname(), "device": device_name(device)}
     everyone = [json.loads(text) for text in comm.gather_bytes(json.dumps(about).encode())]
+    hosts = [entry["host"] for entry in everyone]
     unsaid = comm.broadcast_bytes(b"1" if comm.rank == 0 and _cut_off(out, found) else b"0") == b"1"
     complete = decide(schedule, progress) is None and not unsaid
     with agreed(comm):
@@ -184,9 +190,11 @@ def assemble(
     files, display, account = None, None, None
     with agreed(comm):
         if comm.rank == 0 and not complete:
-            facts = environment(
-                comm.world_size, comm.backend, [e["host"] for e in everyone], [e["device"] for e in everyone]
-            ) | {"cores_of_rank_0": cores, "chosen": chosen(torch.get_num_threads()), "horovod_autotune": tuned}
+            facts = environment(comm.world_size, comm.backend, hosts, [entry["device"] for entry in everyone]) | {
+                "cores_of_rank_0": cores,
+                "chosen": chosen(torch.get_num_threads()),
+                "horovod_autotune": tuned,
+            }
             weights = logged_weights(config, model)
             about_run = (to_yaml(config), facts, plan, config.logging.tensorboard, weights)
             try:
@@ -197,6 +205,7 @@ def assemble(
                 if parent:
                     write_atomically(out / "parent.json", json.dumps(parent, indent=2).encode())
                 (out / STOP_FILE).unlink(missing_ok=True)  # of a run that was ended before it could heed it
+                shutil.rmtree(out / STUCK_FOLDER, ignore_errors=True)
             except OSError as error:
                 raise HvdbsError(
                     f"--out: {error.filename or out} cannot be written: {error.strerror or error}"
@@ -213,8 +222,9 @@ def assemble(
     tracer: Tracer = Untraced()
     if trace is not None and isinstance(comm, Traced):
         tracer = ChromeTracer(comm, device, trace, config.logging)
-    run = Run(config, comm, source, schedule, replica, recorder, saver, requests, period, engine, stop_asked, tracer)
-    return Assembled(run, progress, best, plan, layers, out, files, display, account, complete)
+    parts = (recorder, saver, requests, period, engine, pulse or Pulse(), stop_asked, tracer)
+    run = Run(config, comm, source, schedule, replica, *parts)
+    return Assembled(run, progress, best, plan, layers, hosts, out, files, display, account, complete)
 
 
 def _is_of(out: Path, checkpoint: Path) -> bool:

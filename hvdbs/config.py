@@ -192,6 +192,18 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True)
+class FaultConfig:
+    """What ends a run that is stuck.
+
+    Args:
+        timeout_seconds: without progress for so long, and ten times what the same has taken before, a rank ends itself
+            and says what it waits for; three times as long at the start, in evaluations and checkpoints; 0 for never.
+    """
+
+    timeout_seconds: float = 600.0
+
+
+@dataclass(frozen=True)
 class LoggingConfig:
     """What is written while a run goes on.
 
@@ -231,6 +243,7 @@ class Config:
         communication: how gradients are summed over ranks.
         evaluation: when the validation set is scored.
         checkpoint: when the state is saved.
+        fault: what ends a run that is stuck.
         logging: what is written meanwhile.
     """
 
@@ -250,6 +263,7 @@ class Config:
     communication: CommunicationConfig = field(default_factory=CommunicationConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    fault: FaultConfig = field(default_factory=FaultConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
 
@@ -265,6 +279,7 @@ _FREE = (
     "communication.autotune",
     "evaluation",
     "checkpoint",
+    "fault",
     "logging",
 )
 

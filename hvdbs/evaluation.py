@@ -15,6 +15,7 @@ from hvdbs.data import Batch, Source
 from hvdbs.data.analytic import AnalyticSource
 from hvdbs.loss import SummedLoss, correct
 from hvdbs.model import LinearModel
+from hvdbs.pulse import Pulse
 from hvdbs.surfaces import distance
 
 _SLOTS = 4  # in the reduction, ahead of one for each micro-batch
@@ -52,6 +53,7 @@ def evaluate(
     comm: Communicator,
     micro_batch: int,
     summed_loss: SummedLoss,
+    pulse: Pulse | None = None,
 ) -> Scores:
     """Collective. Score ``model`` on the validation set; it is left in training mode.
 
@@ -59,6 +61,7 @@ def evaluate(
     in the one reduction, and the slots are added exactly, so the mean has the same bits at every world_size.
     """
     model.eval()
+    pulse = pulse or Pulse()
     window = Window(0, source.val_samples, micro_batch)
     mine = list(window.dealt_to(comm.rank, comm.world_size))
     device = next(model.parameters()).device
@@ -66,7 +69,7 @@ def evaluate(
     if comm.rank == 0 and isinstance(source, AnalyticSource):
         # By rank 0 for all: where each rank's own would be equal but for roundings, ranks could disagree which is best.
         totals[_GAP], totals[_DISTANCE] = _above_minimum(model, source)
-    for micro, batch in zip(mine, source.validation(mine), strict=True):
+    for micro, batch in zip(mine, pulse.batches(source.validation(mine)), strict=True):
         inputs, labels = preprocess(batch)
         outputs = model(inputs)
         if source.classes:

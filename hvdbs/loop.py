@@ -16,6 +16,7 @@ from hvdbs.engine import Engine
 from hvdbs.evaluation import Scores, evaluate
 from hvdbs.loss import summed_loss
 from hvdbs.progress import Progress, crossed
+from hvdbs.pulse import Pulse
 from hvdbs.recorder import Recorder
 from hvdbs.replicas import compare, state_digest
 from hvdbs.schedule import Schedule, decide, requests_of
@@ -28,8 +29,8 @@ class Run:
     """All that a run is made of.
 
     ``evaluation_period`` in samples, 0 for the end alone. ``engine``: tunes the stages of ``schedule`` as they are
-    entered. ``stop_asked``: whether this rank is asked to stop by other means than ``requests``; called before each
-    window.
+    entered. ``pulse``: told what this rank is about to do. ``stop_asked``: whether this rank is asked to stop by other
+    means than ``requests``; called before each window.
     """
 
     config: Config
@@ -42,6 +43,7 @@ class Run:
     requests: Requests
     evaluation_period: int
     engine: Engine | None = None
+    pulse: Pulse = field(default_factory=Pulse)
     stop_asked: Callable[[], bool] = lambda: False
     tracer: Tracer = field(default_factory=Untraced)
 
@@ -60,14 +62,16 @@ def train(run: Run, progress: Progress, best_merit: float | None) -> Outcome:
 
     Raises AgreedError, on every rank, if the loss is not finite, replicas differ or a checkpoint cannot be written.
     """
-    config, comm, replica, recorder = run.config, run.comm, run.replica, run.recorder
+    config, comm, replica, recorder, pulse = run.config, run.comm, run.replica, run.recorder, run.pulse
 
     def scored() -> Scores:
+        pulse.enter("evaluation", progress.step)
         size = config.evaluation.micro_batch or config.micro_batch
         with replica.autocast():
-            return evaluate(replica.model, replica.preprocess, run.source, comm, size, summed_loss(config, 0.0))
+            return evaluate(replica.model, replica.preprocess, run.source, comm, size, summed_loss(config, 0.0), pulse)
 
-    batches = run.source.train(requests_of(run.schedule, progress, config.micro_batch, comm.rank, comm.world_size))
+    requests = requests_of(run.schedule, progress, config.micro_batch, comm.rank, comm.world_size)
+    batches = pulse.batches(run.source.train(requests))
     noise_period = noise.period(run.source.train_samples)
     schedule, engine = run.schedule, run.engine
     stage, scores = None, None
@@ -94,6 +98,7 @@ def train(run: Run, progress: Progress, best_merit: float | None) -> Outcome:
         measure = crossed(noise_period, progress.samples_seen, progress.samples_seen + decision.global_batch)
         wanted = measure and engine is not None and engine.wants(stage, progress.samples_seen)
         run.tracer.begin(replica, schedule, stage, progress)
+        pulse.enter("window", progress.step, decision.global_batch)
         applied = replica.run(
             window, decision, progress.step, batches, run.requests, measure=measure, layer_norms=wanted
         )
@@ -118,6 +123,7 @@ def train(run: Run, progress: Progress, best_merit: float | None) -> Outcome:
         best = better and config.checkpoint.keep_best
         if due or best or applied.checkpoint or applied.stop or upcoming is None:
             known = {} if engine is None else asdict(engine.state)
+            pulse.enter("checkpoint", progress.step)
             run.saver.save(replica, progress, best_merit, recorder.totals(), best, known)
         if applied.stop and upcoming is not None:
             return Outcome(progress, scores, finished=False)

@@ -237,12 +237,17 @@ class Summary:
 
 @dataclass(frozen=True)
 class Exit:
-    """exit.json: how the run ended, for launchers whose own exit status cannot be trusted."""
+    """exit.json: how the run ended, for launchers whose own exit status cannot be trusted.
+
+    ``rank`` and ``host``: who wrote the ``reason`` of a failure, where that is a rank.
+    """
 
     outcome: Outcome
     reason: str
     exit_code: int
     schema_version: int = SCHEMA_VERSION
+    rank: int | None = None
+    host: str | None = None
 
 
 @cache

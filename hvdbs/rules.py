@@ -87,6 +87,7 @@ def check(config: Config) -> None:
         "evaluation.every_epochs": config.evaluation.every_epochs,
         "checkpoint.every_samples": config.checkpoint.every_samples,
         "checkpoint.every_minutes": config.checkpoint.every_minutes,
+        "fault.timeout_seconds": config.fault.timeout_seconds,
         "logging.line_seconds": config.logging.line_seconds,
     }
     for name, number in at_least_zero.items():

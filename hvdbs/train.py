@@ -7,6 +7,7 @@ import io
 import os
 import resource
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Iterator, Sequence
@@ -21,16 +22,19 @@ from hvdbs import __version__, command_line, console, entry, planning
 from hvdbs.assembly import Assembled, agreed, assemble, run_directory, same_on_all
 from hvdbs.comm import AgreedError, Communicator, PeerFailure, agree, connect, launched_rank
 from hvdbs.comm.traced import Traced
-from hvdbs.config import Config, digest
+from hvdbs.comm.watched import Watched
+from hvdbs.config import Config, FaultConfig, digest
 from hvdbs.errors import HvdbsError, refusal
 from hvdbs.files import write_atomically
 from hvdbs.loop import Outcome, train
 from hvdbs.metrics import as_json
+from hvdbs.pulse import Pulse
 from hvdbs.records import EXIT_CODES, STOP_FILE, Exit, Summary
 from hvdbs.records import Outcome as Ended
 from hvdbs.replicas import parameter_digest
 from hvdbs.step import Requests
 from hvdbs.tracing import ChromeTracer
+from hvdbs.watchdog import Watchdog
 
 EXAMPLES = """examples:
   python -m hvdbs.train --config digits                       one process
@@ -82,7 +86,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         trace = parsed is not None and parsed[1].trace is not None
         comm = connect(timeline=trace, autotune=parsed is not None and parsed[0].communication.autotune)
-        comm = Traced(comm) if trace else comm
     except HvdbsError as problem:
         if launched_rank() == 0:
             _complain(str(problem))
@@ -93,39 +96,64 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _end_together(comm: Communicator, error: str | None, parsed: tuple[Config, Namespace] | None) -> int:
     """Run; end all ranks in good order where all know of an error, else at once, with the first cause on stderr."""
     out: list[Path] = []  # the run directory, once it is this run's
+    requests, pulse = Requests(), Pulse()
+    timeout = parsed[0].fault.timeout_seconds if parsed else FaultConfig().timeout_seconds
+    watchdog = Watchdog(
+        pulse,
+        comm.rank,
+        timeout,
+        lambda reason: _leave_word(comm, out, reason, 1),
+        None if comm.backend == "solo" else lambda: _orphaned(comm, requests),
+    )
+    core, comm = comm, Watched(comm, pulse)
+    if parsed is not None and parsed[1].trace is not None:
+        comm = Traced(comm, core=core)
     try:
         agree(comm, error)
         assert parsed is not None
-        code = _run(comm, *parsed, out)
+        code = _run(comm, *parsed, out, requests, pulse, watchdog)
         comm.close()
         return code
     except AgreedError as problem:
         if comm.rank == 0:
             _complain(str(problem))
-            _leave_word(out, str(problem), 2)
+            _leave_word(comm, out, str(problem), 2)
         comm.close()
         return 2
     except PeerFailure:
-        _complain(f"rank {comm.rank} ends because another rank has failed")
+        said = f"{_named(comm)} ends because another rank has failed"
+        _complain(said)
+        _leave_word(comm, out, f"{said}, without a word: killed, out of memory, or its host is lost", 1)
         comm.abort(1)
     except HvdbsError as problem:
-        _complain(f"rank {comm.rank}: {problem}")
-        _leave_word(out, str(problem), 1)
+        _complain(f"{_named(comm)}: {problem}")
+        _leave_word(comm, out, str(problem), 1)
         comm.abort(1)
     except KeyboardInterrupt:
         _complain("interrupted; --resume auto goes on from the newest checkpoint")
-        _leave_word(out, "interrupted", INTERRUPTED)
+        _leave_word(comm, out, "interrupted", INTERRUPTED)
         comm.abort(INTERRUPTED)
     except BaseException as problem:
         if _out_of_memory(problem):
             said = f"out of memory ({problem}); a smaller micro_batch, data.image_size, data.read_ahead or model"
-            _complain(f"rank {comm.rank}: {said}")
-            _leave_word(out, f"rank {comm.rank}: {said}", 1)
+            _complain(f"{_named(comm)}: {said}")
+            _leave_word(comm, out, f"{_named(comm)}: {said}", 1)
             comm.abort(1)
         traceback.print_exc()
-        _complain(f"rank {comm.rank}: {type(problem).__name__}: {problem}")
-        _leave_word(out, f"rank {comm.rank}: {type(problem).__name__}: {problem}", 1)
+        _complain(f"{_named(comm)}: {type(problem).__name__}: {problem}")
+        _leave_word(comm, out, f"{_named(comm)}: {type(problem).__name__}: {problem}", 1)
         comm.abort(1)
+    finally:
+        watchdog.close()
+
+
+def _named(comm: Communicator) -> str:
+    return f"rank {comm.rank}" + (f" on {socket.gethostname()}" if comm.world_size > 1 else "")
+
+
+def _orphaned(comm: Communicator, requests: Requests) -> None:
+    _complain(f"{_named(comm)}: its launcher is gone; stopping after this update")
+    requests.stop = True
 
 
 def _out_of_memory(problem: BaseException) -> bool:
@@ -136,12 +164,19 @@ def _out_of_memory(problem: BaseException) -> bool:
     )
 
 
-def _run(comm: Communicator, config: Config, arguments: Namespace, out: list[Path]) -> int:
+def _run(
+    comm: Communicator,
+    config: Config,
+    arguments: Namespace,
+    out: list[Path],
+    requests: Requests,
+    pulse: Pulse,
+    watchdog: Watchdog,
+) -> int:
     def say(text: str) -> None:
         if comm.rank == 0:
             print(text, flush=True)
 
-    requests = Requests()
     with agreed(comm):
         words = {"resume": arguments.resume, "branch-from": arguments.branch_from, "trace": arguments.trace}
         same_on_all(comm, config, words)
@@ -154,11 +189,12 @@ def _run(comm: Communicator, config: Config, arguments: Namespace, out: list[Pat
             )
         path = run_directory(comm, arguments.config, arguments.out, arguments.resume)
     trace = None if arguments.trace is None else Path(arguments.trace)
-    made = assemble(config, comm, path, arguments.resume, requests, say, arguments.branch_from, trace)
+    made = assemble(config, comm, path, arguments.resume, requests, say, arguments.branch_from, trace, pulse)
     if made.complete:
         say(f"{console.shown(path)} has finished its schedule: nothing is left to train")
         return 0
     out.append(path)
+    watchdog.hosts, watchdog.out = made.hosts, path
     say(console.stage_table(made.plan))
     beside = planning.extrapolation_lines(made.run.config, made.run.replica.model, made.plan)
     beside += planning.communication_lines(made.run.config, made.layers, made.plan)
@@ -169,6 +205,7 @@ def _run(comm: Communicator, config: Config, arguments: Namespace, out: list[Pat
     try:
         with _signals(requests):
             outcome = train(made.run, made.progress, made.best_merit)
+            pulse.enter("end", outcome.progress.step)
             code = _finish(comm, made, outcome)
             if isinstance(made.run.tracer, ChromeTracer):
                 say(made.run.tracer.summary())
@@ -257,12 +294,13 @@ def _complain(text: str) -> None:
     sys.stderr.flush()
 
 
-def _leave_word(out: Sequence[Path], reason: str, code: int) -> None:
+def _leave_word(comm: Communicator, out: Sequence[Path], reason: str, code: int) -> None:
     """The first cause into exit.json, by the rank that knows it: launchers lose exit codes."""
     for path in out:
         if not (path / "exit.json").exists():
+            word = Exit("failed", " ".join(reason.split()), code, rank=comm.rank, host=socket.gethostname())
             with contextlib.suppress(OSError):
-                write_atomically(path / "exit.json", as_json(asdict(Exit("failed", " ".join(reason.split()), code))))
+                write_atomically(path / "exit.json", as_json(asdict(word)))
 
 
 if __name__ == "__main__":

@@ -381,6 +381,7 @@ def test_whole_numbers_may_be_written_as_any_number(work: Path, number: str) -> 
         ("--evaluation.every_epochs 0.001", "evaluation.every_epochs"),
         ("--checkpoint.every_samples -1", "checkpoint.every_samples: -1 must be at least 0"),
         ("--checkpoint.every_minutes -1", "checkpoint.every_minutes: -1.0 must be at least 0"),
+        ("--fault.timeout_seconds -1", "fault.timeout_seconds: -1.0 must be at least 0"),
         ("--checkpoint.keep_last 0", "checkpoint.keep_last: 0 must be at least 1"),
         ("--logging.every_steps 0", "logging.every_steps: 0 must be at least 1"),
         ("--logging.line_seconds -1", "logging.line_seconds: -1.0 must be at least 0"),

@@ -222,6 +222,7 @@ def test_the_small_files_say_what_they_are_given(tmp_path: Path) -> None:
     path = whole_run(tmp_path / "run")
     assert json.loads((path / "summary.json").read_text()) == dataclasses.asdict(summary())
     ended = {"outcome": "finished", "reason": "end of the schedule", "exit_code": 0, "schema_version": 1}
+    ended |= {"rank": None, "host": None}
     assert json.loads((path / "exit.json").read_text()) == ended
     plan = json.loads((path / "plan.json").read_text())
     assert plan["samples"] == plan_rows()[-1].samples_end

@@ -50,13 +50,19 @@ class _Gathered:
 class Traced:
     """``comm``, whose sums, gatherings and broadcasts are kept between ``begin`` and ``take``.
 
-    ``clock``: in seconds; one for all ranks of a ``host``, which is named by its name and its boot.
+    ``clock``: in seconds; one for all ranks of a ``host``, which is named by its name and its boot. ``core``: what may
+    keep a timeline, where ``comm`` is wrapped around it.
     """
 
     def __init__(
-        self, comm: Communicator, clock: Callable[[], float] = perf_counter, host: tuple[str, str] | None = None
+        self,
+        comm: Communicator,
+        clock: Callable[[], float] = perf_counter,
+        host: tuple[str, str] | None = None,
+        core: Communicator | None = None,
     ) -> None:
         self._comm = comm
+        self._core = core or comm
         self._calls: list[Call] | None = None
         self.clock = clock
         self.host = host or (socket.gethostname(), _boot())
@@ -86,7 +92,7 @@ class Traced:
     @property
     def timeline(self) -> KeepsTimeline | None:
         """Of Horovod, on rank 0."""
-        return self._comm if self.rank == 0 and isinstance(self._comm, KeepsTimeline) else None
+        return self._core if self.rank == 0 and isinstance(self._core, KeepsTimeline) else None
 
     def start_sum(self, tensor: torch.Tensor, name: str) -> Handle:
         if self._calls is None:

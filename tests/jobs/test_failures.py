@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hvdbs.data import digits
 
 pytestmark = pytest.mark.timeout(600)  # each job has a shorter limit of its own
 
+HOST = socket.gethostname()
 GONE_SECONDS = 60.0  # a second or two after the failure; the start is part of it
 
 RANK_1_RAISES = """
@@ -42,9 +44,9 @@ def test_an_exception_in_one_rank_ends_all(start: Callable[..., Job], config: Pa
     out = tmp_path / "run"
     job = start(kind, 2, config, out, before=RANK_1_RAISES)
     assert job.wait(GONE_SECONDS) != 0
-    cause = "rank 1: ValueError: the disk is on fire"
+    cause = f"rank 1 on {HOST}: ValueError: the disk is on fire"
     assert job.errors.count(cause) == 1, job.text()
-    assert set(job.errors) <= {cause, "rank 0 ends because another rank has failed"}
+    assert set(job.errors) <= {cause, f"rank 0 on {HOST} ends because another rank has failed"}
     assert "Traceback" in job.stderr  # nobody foresaw it, so somebody will want to see where it was
     assert ended(out) == ("failed", 1)
     assert reason(out) == cause
@@ -74,7 +76,7 @@ def test_an_image_that_cannot_be_decoded_ends_all_with_its_path(start: Callable[
     assert job.wait(GONE_SECONDS) != 0
     (cause,) = {error for error in job.errors if not error.endswith("ends because another rank has failed")}
     assert str(damaged) in cause, job.text()
-    assert cause.startswith(("rank 0: image", "rank 1: image"))
+    assert cause.startswith((f"rank 0 on {HOST}: image", f"rank 1 on {HOST}: image"))
     assert "Traceback" not in job.stderr
     assert ended(out) == ("failed", 1)
     assert str(damaged) in reason(out)
