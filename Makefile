@@ -16,7 +16,7 @@ SETUP := PYTHON="$(PYTHON)" tools/setup.sh --venv "$(VENV)" $(if $(CUDA),--cuda 
 
 .PHONY: help setup wheels demo test test-unit test-parallel test-slurm test-slurm-limit test-nccl test-gpu lint format type
 .PHONY: bench bench-throughput bench-methods bench-theory bench-overhead bench-sharing bench-loader
-.PHONY: bench-convergence bench-convergence-full bench-branch bench-tuning clean
+.PHONY: bench-convergence bench-convergence-full bench-branch bench-tuning bench-network clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r target what; do \
@@ -90,6 +90,9 @@ bench-sharing: setup ## ranks that share cores: Horovod's cycle time, MPI's yiel
 
 bench-loader: setup ## images/s of our sources, DALI's own reader and torch's DataLoader, on photographs made once
 	@$(BIN)/python -m benchmarks.loader --out $(RESULTS)/loader.csv
+
+bench-network: setup ## updates over links of 1 Gbit/s and 100 Mbit/s between network namespaces; root, 20 minutes
+	@$(BIN)/python -m benchmarks.network --out $(RESULTS)/network.csv
 
 bench-convergence: setup ## the methods head to head on Fashion-MNIST, 5 seeds; hours, goes on where it was stopped
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks.convergence --out $(RESULTS)/convergence.csv

@@ -30,9 +30,10 @@ from hvdbs.batching import Window
 from hvdbs.comm import Communicator, connect
 from hvdbs.comm.cores import own_cores
 from hvdbs.config import Config, DataConfig, EvaluationConfig, ModelConfig, OptimizerConfig
+from hvdbs.costs import Linear
 from hvdbs.data import Batch
 from hvdbs.schedule import Decision
-from hvdbs.step import Replica, Requests
+from hvdbs.step import Applied, Replica, Requests
 
 LR, MOMENTUM, WEIGHT_DECAY = 0.01, 0.9, 1e-4
 CLASSES = 10
@@ -70,8 +71,16 @@ class Hvdbs:
 
     name = "hvdbs"
 
-    def __init__(self, model: nn.Module, config: Config, comm: Communicator, batches: Sequence[Batch]) -> None:
-        self.replica = Replica(model, config, comm)
+    def __init__(
+        self,
+        model: nn.Module,
+        config: Config,
+        comm: Communicator,
+        batches: Sequence[Batch],
+        layers: Sequence[Linear] = (),
+    ) -> None:
+        self.replica = Replica(model, config, comm, layers)
+        self.chosen_for = 0
         self.micro_batch = config.micro_batch
         self.batches: Iterator[Batch] = itertools.cycle(batches)
         self.requests = Requests()
@@ -80,15 +89,18 @@ class Hvdbs:
     def update(self, accumulation: int) -> None:
         self.run(accumulation, measured=False)
 
-    def run(self, accumulation: int, *, measured: bool) -> None:
+    def run(self, accumulation: int, *, measured: bool) -> Applied:
         """Collective. One update; ``measured``: with the norms that the noise scale and the engine go by."""
         global_batch = accumulation * self.micro_batch * self.replica.comm.world_size
+        if global_batch != self.chosen_for:  # as at a stage boundary
+            self.replica.choose(global_batch)
+            self.chosen_for = global_batch
         window = Window(0, global_batch, self.micro_batch)
         decision = Decision(0, global_batch, LR, WEIGHT_DECAY)
-        self.replica.run(
-            window, decision, self.step, self.batches, self.requests, measure=measured, layer_norms=measured
-        )
         self.step += 1
+        return self.replica.run(
+            window, decision, self.step - 1, self.batches, self.requests, measure=measured, layer_norms=measured
+        )
 
 
 class Bare:
