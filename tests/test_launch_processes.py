@@ -143,3 +143,16 @@ def test_the_word_of_an_earlier_job_does_not_count(launched: Callable[..., Launc
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "exit.json").write_text(json.dumps({"outcome": "stopped"}))
     assert launched("exit 2", "--config", "digits", "--out", "run").end()[0] == 2
+
+
+def test_a_command_that_is_listened_to_has_a_limit_and_leaves_nothing(tmp_path: Path) -> None:
+    mark = f"launch-{tmp_path.name}"
+    program = (
+        "import os, sys; from hvdbs.launch.processes import output_of; print(output_of(sys.argv[1:], os.environ, 2))"
+    )
+    environment = {**os.environ, ranks.MARK: mark, "PYTHONPATH": str(Path(__file__).parents[1])}
+    for leader, said in (("sleep 60", "(None, 'heard\\n')"), ("exit 3", "(3, 'heard\\n')")):
+        command = [sys.executable, "-c", program, "sh", "-c", f"echo heard; {FAMILY.format(leader=leader)}"]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+        assert done.stdout.strip() == said, done.stderr
+        assert ranks.processes_with(mark) == []

@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import FrameType
 
 _SET_DEATH_SIGNAL, _SET_SUBREAPER = 1, 36  # prctl(2)
@@ -46,6 +47,32 @@ def run(command: Sequence[str], environment: Mapping[str, str], asked: Callable[
         finally:
             end_descendants(child)
     return child.wait()
+
+
+def output_of(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> tuple[int | None, str]:
+    """Exit code, None after so many ``seconds``, and all that ``command`` has said; what came of it has ended then.
+
+    OSError if it cannot be started. No other thread of this process may have children meanwhile: they would end too.
+    """
+    _LIBC.prctl(_SET_SUBREAPER, 1, 0, 0, 0)
+    with TemporaryFile() as said:
+        child = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            process_group=0,
+            preexec_fn=end_with_parent,
+        )
+        code = None
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = child.wait(seconds)
+        finally:
+            end_descendants(child)
+        said.seek(0)
+        return code, said.read().decode(errors="replace")
 
 
 def end_descendants(child: subprocess.Popen[bytes]) -> None:
