@@ -79,6 +79,7 @@ setup(
             "hvdbs-data=hvdbs.data.__main__:main",
             "hvdbs-report=hvdbs.report.__main__:main",
             "hvdbs-follow=hvdbs.follow:main",
+            "hvdbs-doctor=hvdbs.doctor.__main__:main",
         ]
     },
     zip_safe=False,

@@ -73,9 +73,13 @@ LEVELS = [
         "loop",
         "assembly",
     },
-    {"train", "plan", "report", "contour", "norms", "follow", "data.__main__", "launch"},
+    {"train", "plan", "report", "contour", "norms", "follow", "data.__main__", "launch", "doctor"},
 ]
-HOME = {"horovod": {"comm.horovod", "launch.rendezvous"}, "nvidia": {"data.imagenet"}, "mpi4py": {"comm.horovod"}}
+HOME = {
+    "horovod": {"comm.horovod", "launch.rendezvous", "doctor.probe"},
+    "nvidia": {"data.imagenet"},
+    "mpi4py": {"comm.horovod"},
+}
 MODULES = sorted(ROOT.rglob("*.py"))
 
 
