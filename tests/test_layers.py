@@ -26,6 +26,7 @@ LEVELS = [
         "surfaces",
         "fit",
         "costs",
+        "prediction",
         "config",
         "rules",
         "command_line",
