@@ -1,27 +1,39 @@
-"""``python -m hvdbs.plan``: the stage table of a run, without MPI, Horovod, a GPU or, where its size is given, data."""
+"""``python -m hvdbs.plan``: the stage table of a run, without MPI, Horovod, a GPU or, where its size is given, data.
+
+With ``--calibrate`` it measures, on the ranks that it was started on; with ``--calibration`` it predicts from that."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-from jsonargparse import ArgumentParser
+from jsonargparse import ArgumentParser, Namespace
 
-from hvdbs import command_line, console, entry, planning
+from hvdbs import command_line, console, entry, forecast_table, planning
+from hvdbs.assembly import agreed
+from hvdbs.calibration import Calibration, Network, advice, network, read, to_json
+from hvdbs.comm import AgreedError, PeerFailure, connect, launched_rank
 from hvdbs.comm.local import Solo
 from hvdbs.config import Config
 from hvdbs.data.kept import share_index
 from hvdbs.errors import HvdbsError, refusal
+from hvdbs.files import write_atomically
+from hvdbs.forecast import forecast
 from hvdbs.stage_tables import resolve
 
 EXAMPLES = """examples:
   python -m hvdbs.plan --config digits --np 2
   python -m hvdbs.plan --config imagenet-resnet50 --np 64
   python -m hvdbs.plan --config my.yaml --np 256 --micro_batch 64
-  python -m hvdbs.plan --after runs/first --np 64               with the noise scale that the run measured"""
+  python -m hvdbs.plan --after runs/first --np 64               with the noise scale that the run measured
+  horovodrun -np 4 python -m hvdbs.plan --config my.yaml --calibrate node.json        measure a node, a minute or so
+  python -m hvdbs.plan --config my.yaml --np 256 --calibration node.json --network 25gbit     how long it would take"""
 
 
 def parser() -> ArgumentParser:
@@ -34,22 +46,105 @@ def parser() -> ArgumentParser:
     result.add_argument(
         "--after", type=str | None, metavar="RUN", help="also show the gradient noise scale that this run has measured"
     )
+    result.add_argument(
+        "--calibrate",
+        type=str | None,
+        metavar="FILE",
+        help="measure the model and the links of these ranks",
+    )
+    result.add_argument(
+        "--calibration", type=str | None, metavar="FILE", help="also predict seconds, from what --calibrate measured"
+    )
+    result.add_argument(
+        "--network",
+        type=str | None,
+        metavar="RATE[,LATENCY]",
+        help="with --calibration the network to assume, with --calibrate the one that is there: 25gbit or 100mbit,20us",
+    )
     return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the plan. Returns 0, or 2 if the run would be refused."""
+    """Print the plan, or measure. Returns 0, or 2 if the run would be refused."""
     try:
-        config, arguments = command_line.parse(parser(), _with_config(sys.argv[1:] if argv is None else argv))
-        if arguments.np < 1:
-            raise refusal("--np", arguments.np, "must be at least 1")
-        text = describe(config, arguments.np)
-        if arguments.after is not None:
-            text += "\n\n" + measured_noise(Path(arguments.after))
+        with contextlib.redirect_stdout(io.StringIO()) if launched_rank() else contextlib.nullcontext():
+            config, arguments = command_line.parse(parser(), _with_config(sys.argv[1:] if argv is None else argv))
+            if arguments.np < 1:
+                raise refusal("--np", arguments.np, "must be at least 1")
+            named = None if arguments.network is None else network(arguments.network)
+            if arguments.calibrate is not None:
+                _alone(arguments)
+                return _measure(config, Path(arguments.calibrate), named)
+            if named is not None and arguments.calibration is None:
+                raise refusal("--network", arguments.network, "is read with --calibration or --calibrate alone")
+            text = describe(config, arguments.np, _known(arguments.calibration), named)
+            if arguments.after is not None:
+                text += "\n\n" + measured_noise(Path(arguments.after))
     except HvdbsError as error:
-        sys.stderr.write(f"hvdbs: error: {error}\n")
+        if launched_rank() == 0:
+            sys.stderr.write(f"hvdbs: error: {error}\n")
         return 2
-    print(text)
+    if launched_rank() == 0:
+        print(text)
+    return 0
+
+
+def _known(path: str | None) -> Calibration | None:
+    return None if path is None else read(Path(path))
+
+
+def _alone(arguments: Namespace) -> None:
+    """Raises HvdbsError for what ``--calibrate`` would pass over, or write to in vain."""
+    if arguments.np != 1:
+        rule = "starts no ranks, and --calibrate measures on those that it was started on"
+        raise refusal(
+            "--np", arguments.np, rule, f"horovodrun -np {arguments.np} python -m hvdbs.plan ... without --np"
+        )
+    for name in ("calibration", "after"):
+        if (value := getattr(arguments, name)) is not None:
+            raise refusal(f"--{name}", value, "is not read with --calibrate", "first the one, then the other")
+    folder = Path(arguments.calibrate).parent
+    if not os.access(folder, os.W_OK | os.X_OK) or not folder.is_dir():
+        raise refusal(
+            "--calibrate", arguments.calibrate, "lies in no folder that can be written to", "one that is there"
+        )
+
+
+def _measure(config: Config, path: Path, named: Network | None) -> int:
+    """Collective. ``--calibrate``: rank 0 writes ``path`` and says what it holds."""
+    from hvdbs.measuring import calibrate
+
+    comm = connect()
+
+    def say(text: str) -> None:
+        if comm.rank == 0:
+            print(text, flush=True)
+
+    try:
+        with agreed(comm):
+            _, classes = sizes(config)
+        made = calibrate(config, comm, classes, say)
+        with agreed(comm):
+            if comm.rank == 0:
+                try:
+                    write_atomically(path, to_json(made))
+                except OSError as error:
+                    raise refusal("--calibrate", path, f"cannot be written: {error.strerror}") from None
+        say(forecast_table.summary(made))
+        if (hint := advice(made, named)) is not None:
+            say(hint)
+        say(f"wrote {console.shown(path)}")
+        comm.close()
+    except AgreedError:
+        comm.close()
+        raise
+    except PeerFailure:
+        comm.abort(1)
+    except Exception:
+        if comm.world_size == 1:
+            raise
+        traceback.print_exc()
+        comm.abort(1)
     return 0
 
 
@@ -83,8 +178,13 @@ def measured_noise(run: Path) -> str:
     )
 
 
-def describe(config: Config, world_size: int) -> str:
-    """The stage table for ``world_size`` ranks and its warnings. Raises HvdbsError for what a run would refuse."""
+def describe(
+    config: Config, world_size: int, calibration: Calibration | None = None, named: Network | None = None
+) -> str:
+    """The stage table for ``world_size`` ranks and its warnings, and with a ``calibration`` what each stage takes.
+
+    Raises HvdbsError for what a run would refuse.
+    """
     train_samples, classes = sizes(config)
     schedule = resolve(config.schedule, train_samples)
     planning.evaluation_period(config, train_samples)
@@ -92,7 +192,11 @@ def describe(config: Config, world_size: int) -> str:
     rows = planning.plan(config, schedule, train_samples, model, world_size)
     layers = planning.linear_layers(config, model)
     beside = [*planning.extrapolation_lines(config, model, rows), *planning.communication_lines(config, layers, rows)]
-    return "\n".join([console.stage_table(rows), *beside, *planning.warnings(rows)])
+    text = "\n".join([console.stage_table(rows), *beside, *planning.warnings(rows)])
+    if calibration is None:
+        return text
+    stages, machine = forecast(config, model, layers, rows, calibration, named)
+    return f"{text}\n\n{forecast_table.table(stages, machine, calibration)}"
 
 
 def sizes(config: Config) -> tuple[int, int | None]:

@@ -162,6 +162,12 @@ def update_bytes(model: nn.Module, config: Config, chosen: Sequence[Choice] = ()
     return reduced_bytes(parameters, RunningStatistics(model).size) + rows
 
 
+def sample_shape(config: Config) -> tuple[int, ...]:
+    """Of one sample as the model gets it."""
+    size = config.data.image_size
+    return (dimension(config.data.analytic),) if config.data.kind == "analytic" else (3, size, size)
+
+
 def linear_layers(config: Config, model: nn.Module) -> list[Linear]:
     """The layers of ``model``, which is on the meta device, that could go by factors; none under scheme dense.
 
@@ -169,9 +175,7 @@ def linear_layers(config: Config, model: nn.Module) -> list[Linear]:
     """
     if config.communication.scheme == "dense":
         return []
-    size, surface = config.data.image_size, config.data.analytic
-    sample = (dimension(surface),) if config.data.kind == "analytic" else (3, size, size)
-    found = eligible(model, sample, getattr(torch, config.dtype))
+    found = eligible(model, sample_shape(config), getattr(torch, config.dtype))
     if not found and config.communication.scheme == "factors":
         rule = f"has no layer to act on: {config.model.name} has no fully connected layer whose weight is its own"
         raise refusal("communication.scheme", "factors", rule, "dense")
