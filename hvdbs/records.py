@@ -250,6 +250,22 @@ class Exit:
     host: str | None = None
 
 
+@dataclass(frozen=True)
+class AttemptRow:
+    """attempts.csv, of launches with --max-restarts: one start of the ranks that has ended.
+
+    ``hosts`` as n1:2,n2:2; ``checkpoint``: the newest one at its end, from which the next goes on; ``cause`` in words.
+    """
+
+    attempt: int
+    world_size: int
+    hosts: str
+    seconds: float
+    outcome: str
+    checkpoint: str | None
+    cause: str | None
+
+
 @cache
 def weight_row(weights: int) -> type[WeightRow]:
     """WeightRow with the columns of so many ``weights``."""

@@ -12,8 +12,8 @@ from typing import NoReturn
 from hvdbs import entry
 from hvdbs.command_line import recipe_path
 from hvdbs.errors import HvdbsError, refusal
-from hvdbs.launch import allocation, commands, job, network, sbatch
-from hvdbs.launch.arguments import going_on, value_of, with_run_directory
+from hvdbs.launch import allocation, attempts, commands, job, network, sbatch
+from hvdbs.launch.arguments import going_on, resuming, value_of, with_run_directory
 from hvdbs.launch.sweep import count
 
 _DESCRIPTION = """Start hvdbs.train on all ranks of a job of Slurm, of a list of hosts, or of this machine.
@@ -27,6 +27,7 @@ examples:
   python -m hvdbs.launch --config my.yaml --out runs/a                       in a batch script, or a shell of salloc
   python -m hvdbs.launch --launcher mpirun --print-command --config my.yaml
   python -m hvdbs.launch --hosts node1:4,node2:4 --config my.yaml            without Slurm
+  python -m hvdbs.launch --hosts node1:4,node2:4 --max-restarts 3 --min-np 4 --config my.yaml --out runs/a
   python -m hvdbs.launch -- python -m benchmarks.throughput                  another program"""
 
 
@@ -52,6 +53,10 @@ def parser() -> argparse.ArgumentParser:
     start.add_argument("--hosts", metavar="n1:2,...", help="hosts and their ranks, instead of Slurm's")
     start.add_argument("--hostfile", metavar="FILE", help="the same, a line for each")
     start.add_argument("--nic", metavar="NAME", help="network interface between ranks, such as ib0")
+    start.add_argument(
+        "--max-restarts", type=int, metavar="N", help="after a failure, start again so often on the hosts that are left"
+    )
+    start.add_argument("--min-np", type=int, metavar="N", help="but not on fewer ranks; by default 1")
     start.add_argument("--print-command", action="store_true", help="print the command, start nothing")
     start.add_argument("--configs", metavar="A,B,...", help="configs of a sweep; each task of an array takes one run")
     start.add_argument("--seeds", metavar="1,2,...", default="0", help="seeds of a sweep")
@@ -107,12 +112,16 @@ def _main(words: Sequence[str], variables: Mapping[str, str]) -> int:
     path = variables.get("PATH", os.defpath)
     if folder not in path.split(os.pathsep):
         variables = {**variables, "PATH": f"{folder}{os.pathsep}{path}"}
-    launch = commands.launch(there, choice, program, variables)
+    limits = attempts.limits(options.max_restarts, options.min_np, there, out)
+
+    def start(where: allocation.Allocation, restarted: bool, saved: bool) -> commands.Launch:
+        whole = [*program[:3], *resuming(program[3:], saved)] if restarted else program
+        return commands.launch(where, choice, whole, variables)
+
     if options.print_command:
-        print(launch)
+        print(start(there, False, False))
         return 0
-    print(f"hvdbs.launch: ranks {there.host_slots}: {launch}", flush=True)
-    return job.supervise(launch, out, _again(options, program), variables)
+    return attempts.run(start, there, out, _again(options, program), variables, limits)
 
 
 def _split(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -127,6 +136,8 @@ def _check_paired(options: argparse.Namespace) -> None:
         if options.sbatch is None and getattr(options, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise refusal(option, getattr(options, name), "is for the script that --sbatch writes", "sbatch has it too")
+    if options.sbatch is not None and (options.max_restarts is not None or options.min_np is not None):
+        raise HvdbsError(f"--sbatch: --max-restarts and --min-np do not go with it; {attempts.SLURM_RESTARTS}")
     if options.sbatch is not None and (options.hosts or options.hostfile or options.np):
         raise HvdbsError("--sbatch: --hosts, --hostfile and --np do not go with it; Slurm chooses the hosts of --nodes")
 

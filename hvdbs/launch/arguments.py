@@ -45,6 +45,13 @@ def going_on(words: Sequence[str], begun: bool) -> list[str]:
     return [*words, *([] if value_of(words, "--branch-from") else ["--resume", "auto"])]
 
 
+def resuming(words: Sequence[str], saved: bool) -> list[str]:
+    """``words`` of a run that is started again; once it has ``saved`` a checkpoint it goes on from its newest."""
+    if not saved:
+        return going_on(words, begun=False)
+    return [*_without(_without(words, "--branch-from"), "--resume"), "--resume", "auto"]
+
+
 def value_of(words: Sequence[str], option: str) -> str | None:
     """What ``option`` is given, as ``--option value`` or ``--option=value``; the last one counts."""
     found = None

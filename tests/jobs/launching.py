@@ -81,8 +81,8 @@ def write_config(path: Path, **changes: Any) -> Path:
 
 
 def launcher(kind: str, np: int) -> list[str]:
-    if kind == "plain":
-        assert np == 1
+    if kind in ("plain", "launch"):
+        assert np == 1 or kind == "launch"
         return []
     if kind == "mpirun":
         return [str(BIN / "mpirun"), "-np", str(np)]
@@ -92,7 +92,8 @@ def launcher(kind: str, np: int) -> list[str]:
 class Job:
     """`python -m hvdbs.train` on ``np`` ranks in a process group of its own; ``with`` ends whatever is left of it.
 
-    ``kind``: mpi, gloo (horovodrun), mpirun or plain. ``before``: Python that every rank runs first.
+    ``kind``: mpi, gloo (horovodrun), mpirun, plain, or launch: python -m hvdbs.launch with mpirun. ``before``: Python
+    that every rank runs first.
     """
 
     def __init__(
@@ -107,11 +108,14 @@ class Job:
     ) -> None:
         program = ["-m", "hvdbs.train"] if not before else ["-c", f"import sys\n{before}\n{TRAIN}"]
         words = [*program, "--config", str(config), *([] if out is None else ["--out", str(out)]), *more]
+        command = [*launcher(kind, np), sys.executable, *words]
+        if kind == "launch":
+            command = [sys.executable, "-m", "hvdbs.launch", "--np", str(np), "--launcher", "mpirun", *words[2:]]
         self.np, self.out, self.mark = np, out, uuid.uuid4().hex
         self._stdout, self._stderr = os.memfd_create("stdout"), os.memfd_create("stderr")
         self.begun = time.monotonic()
         self.launch = subprocess.Popen(
-            [*launcher(kind, np), sys.executable, *words],
+            command,
             stdin=subprocess.DEVNULL,
             stdout=self._stdout,
             stderr=self._stderr,

@@ -91,3 +91,16 @@ def kill(job: Job, rank: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+@pytest.mark.timeout(400)
+def test_a_run_whose_rank_is_killed_is_started_again_to_the_same_bits(
+    start: Callable[..., Job], config: Path, undisturbed: Run, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    job = start("launch", 2, config, out, "--max-restarts", "2")
+    job.until_update(30)
+    assert kill(job, 1)
+    assert job.wait(240) == 0, job.text()
+    assert "restart 1 of 2 from step-" in job.stdout
+    assert_same_bits(Run(out), undisturbed)
