@@ -10,9 +10,13 @@ from pathlib import Path
 
 from hvdbs import command_line
 from hvdbs.comm import Communicator
+from hvdbs.comm.watched import Watched
 from hvdbs.config import Config
+from hvdbs.pulse import Pulse
 from hvdbs.schedule import StageConfig
+from hvdbs.step import Requests
 from hvdbs.train import _run, parser
+from hvdbs.watchdog import Watchdog
 
 STAGES = (  # 30 + 12 + 5 updates whose global batches no micro-batch and no epoch divides
     StageConfig(50, 0.05, 1e-2, samples=1500),
@@ -40,7 +44,12 @@ def entry(comm: Communicator, out: Path, recipe: str, *more: str, stages: Sequen
         "1",
     ]
     config, arguments = command_line.parse(parser(), [*words, *more])
-    assert _run(comm, config, arguments, []) == 0
+    pulse, timeout = Pulse(), config.fault.timeout_seconds
+    watchdog = Watchdog(pulse, comm.rank, timeout, lambda reason: None)
+    try:
+        assert _run(Watched(comm, pulse), config, arguments, [], Requests(), pulse, watchdog) == 0
+    finally:
+        watchdog.close()
     comm.barrier()
     return config
 
