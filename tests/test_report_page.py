@@ -199,7 +199,7 @@ def test_intervals_are_those_of_the_literature() -> None:
             "sharing.csv",
             ("cycle_milliseconds", "yields", ["backend", "model", "accumulation_steps"], "samples_per_second"),
         ),
-        ("methods.csv", ("accumulation_steps", "contender", ["model"], "seconds")),
+        ("methods.csv", ("accumulation_steps", "contender", ["model", "micro_batch"], "seconds")),
         ("loader.csv", (None, "source", [], "images_per_second")),
         ("theory.csv", ("global_batch", "distance", [], "gap")),
         ("tuning.csv", ("lr", "method", [], "top1")),
@@ -221,12 +221,12 @@ def test_the_columns_of_our_benchmarks_are_understood(name: str, roles: tuple[ob
 def test_a_benchmark_is_a_table_a_picture_and_a_line_of_text(tmp_path: Path) -> None:
     text = report([RESULTS / "methods.csv"], tmp_path)
     assert (tmp_path / "report-methods.png").read_bytes().startswith(b"\x89PNG")
-    expected = pd.read_csv(RESULTS / "methods.csv").query("model == 'resnet18' and accumulation_steps == 4")
+    expected = pd.read_csv(RESULTS / "methods.csv").query("model == 'resnet18' and micro_batch == 8 and accumulation_steps == 4")
     middle = expected[expected.contender == "local_past"].seconds.median()
-    assert re.search(rf"local_past +20 +{middle:.4g} \[", text)
+    assert re.search(rf"local_past +30 +{middle:.4g} \[", text)
     found = checked((tmp_path / "report.html").read_text())
     assert f"{middle:.4g}" in found.text
-    assert found.text.count("lowest") == 4 + 1  # once for each model and accumulation, and in the note
+    assert found.text.count("lowest") == 6 + 1  # once for each model, micro-batch and accumulation, and in the note
 
 
 def test_what_is_no_benchmark_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run the tests, sorted by how they must be launched; end with one table and a closing line like pytest's.
 
-    unit       tests/ in one process                     all but the folders below, neither slow nor gpu
+    unit       tests/ in a process on each core, to 4    all but the folders below, neither slow nor gpu
     parallel   tests/parallel on every rank of a launch  np 1, 2, 3, 4 with MPI, np 2 with Gloo
     jobs       tests/jobs in one process                 these start launches of their own
     gpu        all that is marked gpu, on as many ranks as there are GPUs; by --only gpu alone
@@ -11,6 +11,7 @@ A launch fails if any rank fails, dies, hangs or outlives it.
 """
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -56,7 +57,7 @@ def result(kind: str, np: int, backend: str, seconds: float, report: Path, probl
     return Result(kind, np, backend, seconds, passed, failed or int(bool(problem)), skipped, problem)
 
 
-def run_in_one_process(kind: str, options: Sequence[str], selected: bool) -> Result:
+def run_without_launcher(kind: str, options: Sequence[str], selected: bool) -> Result:
     banner(kind)
     with tempfile.TemporaryDirectory(prefix="hvdbs-tests-") as folder:
         report = Path(folder) / "report.xml"
@@ -148,7 +149,7 @@ def run_on_gpus(selection: Sequence[str]) -> list[Result]:
     selected = bool(selection)
     apart = [f"--ignore={TESTS / folder}" for folder in ("parallel", "slurm")]
     return [
-        run_in_one_process("gpu", [str(TESTS), *apart, "-m", "gpu", *selection], selected),
+        run_without_launcher("gpu", [str(TESTS), *apart, "-m", "gpu", *selection], selected),
         run_on_ranks(count, "mpi", [str(TESTS / "parallel"), "-m", "gpu", *selection], selected),
     ]
 
@@ -159,12 +160,14 @@ def run_all(args: argparse.Namespace) -> list[Result]:
     if args.only == "gpu":
         return run_on_gpus(selection)
     if args.only == "slurm":
-        return [run_in_one_process("slurm", [str(TESTS / "slurm"), "-m", "slurm and not slow", *selection], selected)]
+        return [run_without_launcher("slurm", [str(TESTS / "slurm"), "-m", "slurm and not slow", *selection], selected)]
     results = []
     if args.only in (None, "unit") and not args.np:
         apart = [f"--ignore={TESTS / folder}" for folder in ("parallel", "slurm", "jobs")]
-        options = [str(TESTS), *apart, "-m", "not slow and not gpu", *selection]
-        results.append(run_in_one_process("unit", options, selected))
+        # A process has one thread (ranks.environment); a module's tests follow each other, for its fixtures' sake.
+        workers = ["-n", str(min(4, len(os.sched_getaffinity(0)))), "--dist", "worksteal"]
+        options = [str(TESTS), *apart, "-m", "not slow and not gpu", *workers, *selection]
+        results.append(run_without_launcher("unit", options, selected))
     if args.only in (None, "parallel"):
         for np, backend in LAUNCHES:
             if args.np in (None, np):
@@ -176,7 +179,7 @@ def run_all(args: argparse.Namespace) -> list[Result]:
     if args.only in (None, "jobs") and not args.np:
         if (TESTS / "jobs").is_dir():
             options = [str(TESTS / "jobs"), "-m", "not gpu", *selection]
-            results.append(run_in_one_process("jobs", options, selected))
+            results.append(run_without_launcher("jobs", options, selected))
         else:
             results.append(Result("jobs", 1, "-", 0.0, note="no tests/jobs"))
     return results
