@@ -221,7 +221,8 @@ def test_the_columns_of_our_benchmarks_are_understood(name: str, roles: tuple[ob
 def test_a_benchmark_is_a_table_a_picture_and_a_line_of_text(tmp_path: Path) -> None:
     text = report([RESULTS / "methods.csv"], tmp_path)
     assert (tmp_path / "report-methods.png").read_bytes().startswith(b"\x89PNG")
-    expected = pd.read_csv(RESULTS / "methods.csv").query("model == 'resnet18' and micro_batch == 8 and accumulation_steps == 4")
+    rows = pd.read_csv(RESULTS / "methods.csv")
+    expected = rows.query("model == 'resnet18' and micro_batch == 8 and accumulation_steps == 4")
     middle = expected[expected.contender == "local_past"].seconds.median()
     assert re.search(rf"local_past +30 +{middle:.4g} \[", text)
     found = checked((tmp_path / "report.html").read_text())

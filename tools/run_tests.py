@@ -2,7 +2,8 @@
 """Run the tests, sorted by how they must be launched; end with one table and a closing line like pytest's.
 
     unit       tests/ in a process on each core, to 4    all but the folders below, neither slow nor gpu
-    parallel   tests/parallel on every rank of a launch  np 1, 2, 3, 4 with MPI, np 2 with Gloo
+    parallel   tests/parallel on every rank of a launch  np 1, 2, 3, 4 with MPI, np 2 with Gloo; the last two run
+                                                         some cases of each test, all with --only parallel
     jobs       tests/jobs in one process                 these start launches of their own
     gpu        all that is marked gpu, on as many ranks as there are GPUs; by --only gpu alone
     slurm      tests/slurm in one process, which starts a Slurm of its own; by --only slurm alone
@@ -24,6 +25,7 @@ import ranks
 
 TESTS = Path("tests")
 LAUNCHES = ((1, "mpi"), (2, "mpi"), (3, "mpi"), (4, "mpi"), (2, "gloo"))
+EVERY = {(4, "mpi"): 2, (2, "gloo"): 3}  # of the cases of each test, in `make test`
 # A hang is a failure, not a wait. pytest's own limit for each test (pyproject.toml) comes first and says
 # where.
 LIMIT_SECONDS = {"unit": 900, "parallel": 900, "jobs": 2400, "gpu": 2400, "slurm": 3600}
@@ -175,6 +177,8 @@ def run_all(args: argparse.Namespace) -> list[Result]:
                     results.append(Result("parallel", np, backend, 0.0, note="no tests/parallel"))
                     continue
                 options = [str(TESTS / "parallel"), "-m", "parallel and not gpu", *selection]
+                if args.only is None:
+                    options += ["--every", str(EVERY.get((np, backend), 1))]
                 results.append(run_on_ranks(np, backend, options, selected))
     if args.only in (None, "jobs") and not args.np:
         if (TESTS / "jobs").is_dir():

@@ -19,9 +19,27 @@ import torch
 from hvdbs.comm import Communicator, PeerFailure, connect
 from hvdbs.errors import HvdbsError
 
+EVERY = "--every"  # of ``make test``; ``make test-parallel`` leaves it out
 PATIENCE_SECONDS = 30.0  # more than ranks can be apart within a test
 
 _COMM = pytest.StashKey[Communicator]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(EVERY, type=int, default=1, metavar="N", help="of the cases of each test run every Nth")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of a test with many cases every Nth, of one with fewer than N one; from one test to the next others."""
+    tables: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        tables.setdefault(item.nodeid.split("[")[0], []).append(item)
+    kept, every = set(), config.getoption(EVERY)
+    for turn, cases in enumerate(tables.values()):
+        kept |= set(cases[turn % min(every, len(cases)) :: every])
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = [item for item in items if item in kept]
 
 
 def pytest_configure(config: pytest.Config) -> None:
