@@ -16,7 +16,7 @@ SETUP := PYTHON="$(PYTHON)" tools/setup.sh --venv "$(VENV)" $(if $(CUDA),--cuda 
 
 .PHONY: help setup wheels demo test test-unit test-parallel test-slurm test-slurm-limit test-nccl test-gpu lint format type
 .PHONY: bench bench-throughput bench-methods bench-theory bench-overhead bench-sharing bench-loader
-.PHONY: bench-convergence bench-convergence-full bench-branch bench-tuning bench-network clean
+.PHONY: bench-convergence bench-convergence-full bench-branch bench-tuning bench-network bench-communication clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' Makefile | while IFS="$$(printf '\t')" read -r target what; do \
@@ -93,6 +93,9 @@ bench-loader: setup ## images/s of our sources, DALI's own reader and torch's Da
 
 bench-network: setup ## updates over links of 1 Gbit/s and 100 Mbit/s between network namespaces; root, 20 minutes
 	@$(BIN)/python -m benchmarks.network --out $(RESULTS)/network.csv
+
+bench-communication: setup ## reductions of 1 KB to 256 MB: Horovod, our reducer, raw mpi4py, torch's Gloo; 15 minutes
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks.communication --out $(RESULTS)/communication.csv
 
 bench-convergence: setup ## the methods head to head on Fashion-MNIST, 5 seeds; hours, goes on where it was stopped
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m benchmarks.convergence --out $(RESULTS)/convergence.csv
