@@ -4,7 +4,7 @@
     unit       tests/ in a process on each core, to 4    all but the folders below, neither slow nor gpu
     parallel   tests/parallel on every rank of a launch  np 1, 2, 3, 4 with MPI, np 2 with Gloo; the last two run
                                                          some cases of each test, all with --only parallel
-    jobs       tests/jobs in one process                 these start launches of their own
+    jobs       tests/jobs, two at a time                 these start launches of their own
     gpu        all that is marked gpu, on as many ranks as there are GPUs; by --only gpu alone
     slurm      tests/slurm in one process, which starts a Slurm of its own; by --only slurm alone
 
@@ -156,6 +156,14 @@ def run_on_gpus(selection: Sequence[str]) -> list[Result]:
     ]
 
 
+def side_by_side(most: int) -> list[str]:
+    """pytest-xdist's options for a process on each core, each of one thread (ranks.environment).
+
+    A module's tests stay together as far as that leaves none idle, for its fixtures' sake.
+    """
+    return ["-n", str(min(most, len(os.sched_getaffinity(0)))), "--dist", "worksteal"]
+
+
 def run_all(args: argparse.Namespace) -> list[Result]:
     selection = ["-k", args.k] if args.k else []
     selected = bool(args.k)
@@ -166,9 +174,7 @@ def run_all(args: argparse.Namespace) -> list[Result]:
     results = []
     if args.only in (None, "unit") and not args.np:
         apart = [f"--ignore={TESTS / folder}" for folder in ("parallel", "slurm", "jobs")]
-        # A process has one thread (ranks.environment); a module's tests follow each other, for its fixtures' sake.
-        workers = ["-n", str(min(4, len(os.sched_getaffinity(0)))), "--dist", "worksteal"]
-        options = [str(TESTS), *apart, "-m", "not slow and not gpu", *workers, *selection]
+        options = [str(TESTS), *apart, "-m", "not slow and not gpu", *side_by_side(4), *selection]
         results.append(run_without_launcher("unit", options, selected))
     if args.only in (None, "parallel"):
         for np, backend in LAUNCHES:
@@ -182,7 +188,7 @@ def run_all(args: argparse.Namespace) -> list[Result]:
                 results.append(run_on_ranks(np, backend, options, selected))
     if args.only in (None, "jobs") and not args.np:
         if (TESTS / "jobs").is_dir():
-            options = [str(TESTS / "jobs"), "-m", "not gpu", *selection]
+            options = [str(TESTS / "jobs"), "-m", "not gpu", *side_by_side(2), *selection]
             results.append(run_without_launcher("jobs", options, selected))
         else:
             results.append(Result("jobs", 1, "-", 0.0, note="no tests/jobs"))

@@ -17,7 +17,9 @@ GONE_SECONDS = 30.0
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("kind", "np", "kills", "seed"), [("mpi", 2, 20, 20260101), ("gloo", 3, 3, 20260102)], ids=["mpi-2", "gloo-3"]
+    ("kind", "np", "kills", "seed"),
+    [("mpi", 2, 10, 20260101), ("mpi", 2, 10, 20260103), ("gloo", 3, 3, 20260102)],
+    ids=["mpi-2", "mpi-2-again", "gloo-3"],  # two tables of ten, so that two cores share them
 )
 def test_killed_at_random_moments_a_run_ends_in_the_bits_of_the_undisturbed_one(
     start: Callable[..., Job], tmp_path: Path, kind: str, np: int, kills: int, seed: int
