@@ -56,7 +56,6 @@ def run(study: Study, batches: list[int], seeds: list[int], mode: str) -> tuple[
                     "weight_decay": stage.weight_decay,
                     "reduced_bytes": total["reduced_bytes"],
                     "samples": total["samples_seen"],
-                    "seconds": total["seconds"],
                 }
             )
             evaluations.append(history(out, "evals.csv").assign(batch=batch, seed=seed))
@@ -101,6 +100,9 @@ def plot(evaluations: pd.DataFrame, layers: pd.DataFrame, path: Path, boundary: 
         scores = evaluations[evaluations.batch == batch].groupby("epoch").top1.mean()
         score.plot(scores.index, 100 * scores, color=colour, marker=".", label=f"batch {batch}")
     score.axvline(boundary, color="0.6", linewidth=0.8)
+    # The first stage climbs far more than batches differ: it may begin below the picture.
+    later = 100 * evaluations[evaluations.epoch >= boundary].top1
+    score.set_ylim(later.min() - 1, later.max() + 1)
     score.set_ylabel("top-1 accuracy (%)")
     score.legend(fontsize=8)
     for at, name in enumerate(names):
