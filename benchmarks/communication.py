@@ -34,6 +34,7 @@ from torch import nn
 from benchmarks.measure import facts, ratio_interval, write
 from benchmarks.throughput import join_gloo
 from hvdbs.comm import Communicator, Handle, connect
+from hvdbs.comm.cores import own_cores
 from hvdbs.comm.local import Solo
 from hvdbs.config import CommunicationConfig
 from hvdbs.gradients import GradientReducer
@@ -177,6 +178,7 @@ def inside(args: argparse.Namespace) -> None:
             raise SystemExit(
                 "benchmarks.communication: error: one rank has nobody to talk to: horovodrun -np 2 or more"
             )
+        torch.set_num_threads(max(1, int(own_cores(comm))))  # as a run has; mpirun binds ranks to cores, Gloo does not
         join_gloo(comm)
         rows = []
         for nbytes in args.bytes:
